@@ -27,8 +27,7 @@ targets=()
 chosen=()
 case $preset in
   asan) chosen=(-L 'unit|conformance|fault|fuzz') ;;
-  tsan) targets=(proto_test base_test engine_test engine_calls_test session_test membership_test config_test
-                 client_test kernels_dispatch_test kernels_combine_test) ;;
+  tsan) targets=(base_test engine_test session_test membership_test supervisor_test client_test kernels_host_test) ;;
   --help | -h) usage; exit 0 ;;
   *) usage >&2; exit 2 ;;
 esac
@@ -62,7 +61,7 @@ else
     begin=$SECONDS
     # That one needs CUDA devices: the fake driver's.
     environment=()
-    [[ $target == engine_calls_test ]] && environment=("LD_LIBRARY_PATH=$PWD/build/$preset/lib/fake_cuda")
+    [[ $target == engine_test ]] && environment=("LD_LIBRARY_PATH=$PWD/build/$preset/lib/fake_cuda")
     if env "${environment[@]}" timeout 900 "build/$preset/bin/$target" >"$log" 2>&1; then
       echo "$target: ok, $((SECONDS - begin)) s"
     else

@@ -4,11 +4,12 @@ set -euo pipefail
 
 usage() {
   cat <<'END'
-Usage: deploy/test.sh [--help] [--ci] [OPTIONS OF ctest]
+Usage: deploy/test.sh [--help] [--all] [--ci] [OPTIONS OF ctest]
 
 Installs missing Debian packages, builds everything (preset dev, in build/dev) and runs the tests,
 three at a time. A failed test's output is shown.
 
+  --all  also the tests with label nightly: floods, soaks, packages, other images of the kernels
   --ci   the whole build's output, and a JUnit report in build/dev/tests.xml
 
 Other options go to ctest, for example:
@@ -18,11 +19,13 @@ Other options go to ctest, for example:
 END
 }
 
+all=
 ci=
 ctest_options=()
 for argument in "$@"; do
   case $argument in
     --help | -h) usage; exit 0 ;;
+    --all) all=1 ;;
     --ci) ci=1 ;;
     *) ctest_options+=("$argument") ;;
   esac
@@ -35,12 +38,18 @@ EPD_PACKAGES+=(python3-torch)  # of the tests of client/deep_ep and epd.torch al
 
 install_dependencies
 cd "$root"
+targets=(--target all)
+if [[ -n $all ]]; then
+  targets+=(nightly)
+else
+  ctest_options+=(--label-exclude nightly)
+fi
 if [[ -n $ci ]]; then
   cmake --preset dev
-  cmake --build build/dev --parallel "$(build_jobs)"
+  cmake --build build/dev --parallel "$(build_jobs)" "${targets[@]}"
   ctest_options+=(--output-junit tests.xml)
 else
   quietly "Configuring" cmake --preset dev
-  quietly "Building" cmake --build build/dev --parallel "$(build_jobs)"
+  quietly "Building" cmake --build build/dev --parallel "$(build_jobs)" "${targets[@]}"
 fi
 exec ctest --test-dir build/dev --parallel 3 --output-on-failure --no-tests=error "${ctest_options[@]}"

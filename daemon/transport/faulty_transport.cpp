@@ -14,10 +14,10 @@ namespace {
 
 constexpr std::size_t kPulled = 32;  // events at a time
 
-class Faulty final : public FaultyTransport {
+class Faulty final : public Transport {
  public:
   Faulty(std::unique_ptr<Transport> inner, std::uint64_t seed, const FaultRates& rates)
-      : inner_(std::move(inner)), seed_(seed), rates_(rates), random_(seed) {
+      : inner_(std::move(inner)), rates_(rates), random_(seed) {
     EPD_CHECK(rates_.max_turns > 0);
   }
   ~Faulty() override;
@@ -38,13 +38,7 @@ class Faulty final : public FaultyTransport {
   bool deaf() const override { return inner_->deaf(); }
   Result<Facts> facts(PeerId id) const override { return inner_->facts(id); }
 
-  Status cut(PeerId id, Cut direction) override;
-  Status mend(PeerId id) override;
-  Status drop(PeerId id) override;
-  std::string describe() const override;
-
  private:
-  static constexpr std::uint64_t kNever = ~0ull;
   // Accepted, and not yet the inner transport's.
   struct Outgoing {
     bool flush = false;
@@ -73,6 +67,8 @@ class Faulty final : public FaultyTransport {
   std::uint64_t some_turns() { return 1 + random_() % rates_.max_turns; }
   std::uint64_t due(unsigned percent) { return happens(percent, 100) ? turn_ + some_turns() : turn_; }
   void maybe_cut(Peer& peer);
+  // The peer goes down here; the other side sees what it sees of a close().
+  void drop(PeerId id, Peer& peer);
   Result<Peer*> sender_to(PeerId id);
 
   void take(Event event);
@@ -87,7 +83,6 @@ class Faulty final : public FaultyTransport {
   bool waits_for_turns(const Peer& peer) const;
 
   const std::unique_ptr<Transport> inner_;
-  const std::uint64_t seed_;
   const FaultRates rates_;
   std::mt19937_64 random_;
   std::uint64_t turn_ = 1;
@@ -100,14 +95,6 @@ Faulty::~Faulty() {
     for (const Incoming& held : peer.incoming) inner_->release(held.event.body);
   }
   for (const Event& event : ready_) inner_->release(event.body);
-}
-
-std::string Faulty::describe() const {
-  return "faults of seed " + std::to_string(seed_) + ": refuse " + std::to_string(rates_.refuse_percent) +
-         " %, delay " + std::to_string(rates_.delay_percent) + " %, late " +
-         std::to_string(rates_.late_percent) + " %, cut " + std::to_string(rates_.cut_per_mille) +
-         " in 1000, down " + std::to_string(rates_.down_per_mille) + " in 1000, for up to " +
-         std::to_string(rates_.max_turns) + " turns";
 }
 
 // ---- calls -------------------------------------------------------------------------------------
@@ -160,7 +147,7 @@ Status Faulty::send(PeerId id, std::span<const std::byte> header, std::span<cons
   ++(*peer)->sends;
   (*peer)->outgoing.push_back({false, Header(header), body, cookie, due(rates_.delay_percent)});
   send_due(id, **peer);
-  if (happens(rates_.down_per_mille, 1000)) return drop(id);
+  if (happens(rates_.down_per_mille, 1000)) drop(id, **peer);
   return {};
 }
 
@@ -174,26 +161,8 @@ Status Faulty::flush(PeerId id, std::uint64_t cookie) {
   return {};
 }
 
-Status Faulty::cut(PeerId id, Cut direction) {
-  const auto found = peers_.find(id);
-  if (found == peers_.end()) return no_such_peer(id);
-  if (direction != Cut::kIncoming) found->second.out_again = kNever;
-  if (direction != Cut::kOutgoing) found->second.in_again = kNever;
-  return {};
-}
-
-Status Faulty::mend(PeerId id) {
-  const auto found = peers_.find(id);
-  if (found == peers_.end()) return no_such_peer(id);
-  found->second.out_again = found->second.in_again = 0;
-  return {};
-}
-
-Status Faulty::drop(PeerId id) {
-  const auto found = peers_.find(id);
-  if (found == peers_.end()) return no_such_peer(id);
-  Peer& peer = found->second;
-  if (peer.down) return {};
+void Faulty::drop(PeerId id, Peer& peer) {
+  if (peer.down) return;
   Status status = inner_->close(id);
   EPD_CHECK(status.ok());
   peer.down = peer.dropped = true;
@@ -203,14 +172,13 @@ Status Faulty::drop(PeerId id) {
   event.peer = id;
   event.status = {StatusCode::kAborted, "peer " + std::to_string(id) + " is down: a fault"};
   peer.incoming.push_back({std::move(event), turn_});
-  return {};
 }
 
 void Faulty::maybe_cut(Peer& peer) {
   if (!happens(rates_.cut_per_mille, 1000)) return;
   const std::uint64_t direction = random_() % 3;
-  if (direction != 1 && peer.out_again != kNever) peer.out_again = turn_ + some_turns();
-  if (direction != 2 && peer.in_again != kNever) peer.in_again = turn_ + some_turns();
+  if (direction != 1) peer.out_again = turn_ + some_turns();
+  if (direction != 2) peer.in_again = turn_ + some_turns();
 }
 
 // ---- what the inner transport says -------------------------------------------------------------
@@ -332,9 +300,7 @@ std::size_t Faulty::progress(std::span<Event> events) {
 }
 
 bool Faulty::waits_for_turns(const Peer& peer) const {
-  const bool out_waits = !peer.outgoing.empty() || !peer.completions.empty();
-  if (out_waits && peer.out_again != kNever) return true;
-  return !peer.incoming.empty() && peer.in_again != kNever;
+  return !peer.outgoing.empty() || !peer.completions.empty() || !peer.incoming.empty();
 }
 
 bool Faulty::arm() {
@@ -347,8 +313,8 @@ bool Faulty::arm() {
 
 }  // namespace
 
-std::unique_ptr<FaultyTransport> make_faulty(std::unique_ptr<Transport> inner, std::uint64_t seed,
-                                             const FaultRates& rates) {
+std::unique_ptr<Transport> make_faulty(std::unique_ptr<Transport> inner, std::uint64_t seed,
+                                       const FaultRates& rates) {
   return std::make_unique<Faulty>(std::move(inner), seed, rates);
 }
 

@@ -13,7 +13,7 @@ add_test(NAME deploy.prometheus COMMAND ${CMAKE_CURRENT_LIST_DIR}/prometheus_tes
 set_tests_properties(deploy.prometheus PROPERTIES LABELS deploy TIMEOUT 400 SKIP_RETURN_CODE 77)
 if(NOT EPD_SANITIZE)  # packages and image would need the sanitizer's runtime too
   add_test(NAME deploy.package COMMAND ${CMAKE_CURRENT_LIST_DIR}/package_test.sh ${PROJECT_BINARY_DIR})
-  set_tests_properties(deploy.package PROPERTIES LABELS deploy TIMEOUT 600 COST 5 SKIP_RETURN_CODE 77)
+  set_tests_properties(deploy.package PROPERTIES LABELS "deploy;nightly" TIMEOUT 600 COST 5 SKIP_RETURN_CODE 77)
   add_test(NAME deploy.container COMMAND ${CMAKE_CURRENT_LIST_DIR}/container_test.py ${PROJECT_BINARY_DIR})
-  set_tests_properties(deploy.container PROPERTIES LABELS deploy TIMEOUT 600 COST 5 SKIP_RETURN_CODE 77)
+  set_tests_properties(deploy.container PROPERTIES LABELS "deploy;nightly" TIMEOUT 600 COST 5 SKIP_RETURN_CODE 77)
 endif()

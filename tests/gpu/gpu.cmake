@@ -35,10 +35,11 @@ function(epd_image_programs name)
   configure_file(${PROJECT_SOURCE_DIR}/kernels/cuda/image.S ${source} COPYONLY)
   set_source_files_properties(${source} PROPERTIES
     OBJECT_DEPENDS ${image} COMPILE_DEFINITIONS "EPD_CUDA_IMAGE=\"${image}\";${ARG_DEFINE}")
-  add_executable(kernels_test_${name} ${source})
+  add_executable(kernels_test_${name} EXCLUDE_FROM_ALL ${source})
   target_link_libraries(kernels_test_${name} PRIVATE kernels_test_code)
   set(bin ${CMAKE_RUNTIME_OUTPUT_DIRECTORY}/${name})
-  add_executable(epd_${name} $<TARGET_OBJECTS:epd_main> ${source})
+  add_executable(epd_${name} EXCLUDE_FROM_ALL $<TARGET_OBJECTS:epd_main> ${source})
+  add_dependencies(nightly kernels_test_${name} epd_${name})
   target_link_libraries(epd_${name} PRIVATE epd_main)
   target_link_options(epd_${name} PRIVATE -Wl,--strip-debug)
   set_target_properties(epd_${name} PROPERTIES OUTPUT_NAME epd RUNTIME_OUTPUT_DIRECTORY ${bin})
@@ -46,7 +47,8 @@ function(epd_image_programs name)
     COMMAND ${CMAKE_COMMAND} -E create_symlink ../epctl ${bin}/epctl VERBATIM)
 endfunction()
 
-# These images are for the tester's GPU alone: one takes 48 s to compile, and 80 s for both (2026-11-27).
+# These images are for the tester's GPU alone: one takes 48 s to compile, and 80 s for both (2026-11-27). The
+# target nightly builds them.
 set(EPD_TEST_IMAGE_SM 90a CACHE STRING "The GPU that runs the tests' images of the kernels: 90a or 100")
 string(REGEX MATCH "[0-9]+" _plain ${EPD_TEST_IMAGE_SM})
 # With range checks (kernels/cuda/common/range.h).
@@ -54,15 +56,19 @@ epd_image_programs(asserts CODE arch=compute_${EPD_TEST_IMAGE_SM},code=sm_${EPD_
 # The code for devices before sm_90, as later ones run it: so it is tested where there is none of them.
 epd_image_programs(sm80 CODE arch=compute_80,code=sm_${_plain})
 
-# epd_gpu_test(<name> TIMEOUT <s> [MPS] COMMAND ...)
+# epd_gpu_test(<name> TIMEOUT <s> [MPS] [NIGHTLY] COMMAND ...)
 function(epd_gpu_test name)
-  cmake_parse_arguments(ARG "MPS" "TIMEOUT" "COMMAND" ${ARGN})
+  cmake_parse_arguments(ARG "MPS;NIGHTLY" "TIMEOUT" "COMMAND" ${ARGN})
   set(mps)
   if(ARG_MPS)
     set(mps --mps)
   endif()
+  set(labels gpu)
+  if(ARG_NIGHTLY)
+    list(APPEND labels nightly)
+  endif()
   add_test(NAME gpu.${name} COMMAND ${_gpu}/with_gpus.sh ${mps} ${ARG_COMMAND})
-  set_tests_properties(gpu.${name} PROPERTIES LABELS gpu TIMEOUT ${ARG_TIMEOUT} SKIP_RETURN_CODE 77 RUN_SERIAL TRUE)
+  set_tests_properties(gpu.${name} PROPERTIES LABELS "${labels}" TIMEOUT ${ARG_TIMEOUT} SKIP_RETURN_CODE 77 RUN_SERIAL TRUE)
 endfunction()
 
 epd_gpu_test(kernels TIMEOUT 120 COMMAND $<TARGET_FILE:kernels_test> 100)
@@ -72,11 +78,11 @@ epd_gpu_test(kernels_racecheck TIMEOUT 120 COMMAND compute-sanitizer --tool race
   $<TARGET_FILE:kernels_test> 40 1 256 no-failures no-inboxes)
 # With the other images: the kernels, a few cases by the daemon, and a violation that has to be reported.
 foreach(_name asserts sm80)
-  epd_gpu_test(kernels_${_name} TIMEOUT 240 COMMAND $<TARGET_FILE:kernels_test_${_name}> 100)
-  epd_gpu_test(conformance_${_name} MPS TIMEOUT 120 COMMAND ${CMAKE_COMMAND} -E env EPD_TEST_BIN=$<TARGET_FILE_DIR:epd_${_name}>
+  epd_gpu_test(kernels_${_name} NIGHTLY TIMEOUT 240 COMMAND $<TARGET_FILE:kernels_test_${_name}> 100)
+  epd_gpu_test(conformance_${_name} MPS NIGHTLY TIMEOUT 120 COMMAND ${CMAKE_COMMAND} -E env EPD_TEST_BIN=$<TARGET_FILE_DIR:epd_${_name}>
     $<TARGET_FILE:operations_test> "--gtest_filter=*RandomCases*/cuda")
 endforeach()
-epd_gpu_test(asserts_caught TIMEOUT 60 COMMAND $<TARGET_FILE:kernels_test_asserts> out-of-range)
+epd_gpu_test(asserts_caught NIGHTLY TIMEOUT 60 COMMAND $<TARGET_FILE:kernels_test_asserts> out-of-range)
 set_tests_properties(gpu.asserts_caught PROPERTIES PASS_REGULAR_EXPRESSION "raw.row is 1048576, allowed: none, or below 4096")
 # Tests that kill an engine take the clients of its GPU along under MPS: gpu_fault_test is about that.
 set(_kills "*ThatIsKilled*:*ThatAreKilled*:*OutliveTheEngine*:*Engine*")

@@ -25,7 +25,7 @@ for program in "${programs[@]}"; do
   strip --strip-debug -o "$out/bin/$(basename "$program")" "$program"  # its own names stay, for eu-stack
 done
 for image in asserts sm80; do
-  if [[ ! -x $build/bin/$image/epd ]]; then echo "error: $build/bin/$image/epd is not built" >&2; exit 1; fi
+  if [[ ! -x $build/bin/$image/epd ]]; then echo "error: $build/bin/$image/epd is not built (cmake --build $build --target nightly)" >&2; exit 1; fi
   mkdir "$out/bin/$image"
   strip --strip-debug -o "$out/bin/$image/epd" "$build/bin/$image/epd"
   ln -s ../epctl "$out/bin/$image/epctl"

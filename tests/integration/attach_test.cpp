@@ -1,14 +1,12 @@
 // Attaching and joining through the real daemon: who is let in, who is refused, and with which words.
-#include "support/census.h"
+#include "common/fd.h"
 #include "support/client.h"
 #include "support/daemon.h"
 #include "support/ranks.h"
-#include "support/raw_client.h"
 
 #include <fcntl.h>
 #include <gtest/gtest.h>
 #include <sys/resource.h>
-#include <sys/stat.h>
 #include <unistd.h>
 #include <algorithm>
 #include <cstdlib>
@@ -70,13 +68,13 @@ void start(std::unique_ptr<Daemon>& daemon, std::vector<std::pair<std::string, s
   ASSERT_TRUE(daemon->start());
 }
 
-TEST(Attach, NobodyListensIsDaemonLostAndNamesTheSocket) {
+TEST(Attaching, NobodyListensIsDaemonLostAndNamesTheSocket) {
   in_process([] {
     refused_attach("/tmp/epd-test-nobody.sock", nullptr, EPD_DAEMON_LOST, {"/tmp/epd-test-nobody.sock"});
   });
 }
 
-TEST(Attach, InfoTellsWhereWeAre) {
+TEST(Attaching, InfoTellsWhereWeAre) {
   std::unique_ptr<Daemon> daemon;
   start(daemon);
   in_process([&] {
@@ -102,17 +100,6 @@ TEST(Attach, InfoTellsWhereWeAre) {
   daemon->stop();
 }
 
-TEST(Attach, AnUnknownDeviceListsTheKnown) {
-  std::unique_ptr<Daemon> daemon;
-  start(daemon);
-  in_process([&] {
-    refused_attach(daemon->socket(), "host:7", EPD_NOT_FOUND, {"host:7", "host:0", "host:1"});
-    refused_attach(daemon->socket(), "cuda:0", EPD_NOT_FOUND, {"cuda:0", "host:0"});
-    refused_attach(daemon->socket(), std::string(100, 'x').c_str(), EPD_INVALID_ARGUMENT, {"device"});
-  });
-  daemon->stop();
-}
-
 std::string device_of(const std::string& socket, const char* device, std::vector<epd_session_t*>& sessions) {
   epd_session_t* session = nullptr;
   must(try_attach(socket, device, &session), "attach");
@@ -125,7 +112,7 @@ std::string device_of(const std::string& socket, const char* device, std::vector
 
 // A container of a node often has some of its GPUs. The daemon, which serves all of them, chose one of the
 // others.
-TEST(Attach, AClientThatNamesNoDeviceGotAGpuThatItDoesNotSee) {
+TEST(Attaching, AClientThatNamesNoDeviceGotAGpuThatItDoesNotSee) {
   if (!can_use_devices("cuda")) GTEST_SKIP() << "no CUDA driver to be opened here";
   DaemonOptions options;
   use_devices(options, "cuda");
@@ -152,7 +139,7 @@ TEST(Attach, AClientThatNamesNoDeviceGotAGpuThatItDoesNotSee) {
   daemon.stop();
 }
 
-TEST(Attach, SessionsOverTheLimitAreRefusedUntilOneLeaves) {
+TEST(Attaching, SessionsOverTheLimitAreRefusedUntilOneLeaves) {
   std::unique_ptr<Daemon> daemon;
   start(daemon, {{"limits.max_sessions", "3"}});
   in_process([&] {
@@ -168,91 +155,6 @@ TEST(Attach, SessionsOverTheLimitAreRefusedUntilOneLeaves) {
                "room again: " + std::string(epd_last_error()));
     epd_session_detach(session);
   });
-  daemon->stop();
-}
-
-TEST(Attach, SessionsOfOneUserAreLimited) {
-  std::unique_ptr<Daemon> daemon;
-  start(daemon, {{"limits.max_sessions_per_user", "2"}});
-  in_process([&] {
-    const Session a(daemon->socket(), "host:0");
-    const Session b(daemon->socket(), "host:1");
-    refused_attach(daemon->socket(), "host:0", EPD_RESOURCE_EXHAUSTED,
-                   {"max_sessions_per_user", "2", std::to_string(::getuid())});
-  });
-  daemon->stop();
-}
-
-TEST(Attach, TheSocketsPermissionsKeepOthersOut) {
-  if (::geteuid() != 0) GTEST_SKIP() << "needs root, to become another user";
-  std::unique_ptr<Daemon> daemon;
-  start(daemon, {{"daemon.socket_mode", "\"0600\""}});
-  struct stat info {};
-  ASSERT_EQ(::stat(daemon->socket().c_str(), &info), 0);
-  EXPECT_EQ(info.st_mode & 0777, 0600u);
-  ASSERT_EQ(::stat(daemon->control().c_str(), &info), 0);
-  EXPECT_EQ(info.st_mode & 0777, 0600u);
-  ASSERT_EQ(::chmod(daemon->directory().c_str(), 0755), 0);
-  in_process([&] {
-    RANK_CHECK(::setresgid(65534, 65534, 65534) == 0 && ::setresuid(65534, 65534, 65534) == 0,
-               "become nobody");
-    refused_attach(daemon->socket(), "host:0", EPD_PERMISSION_DENIED, {daemon->socket()});
-  });
-  daemon->stop();
-}
-
-TEST(Attach, OtherVersionsAndLayoutsAreRefusedWithBoth) {
-  std::unique_ptr<Daemon> daemon;
-  start(daemon);
-  {
-    const RawClient raw(daemon->socket());
-    ASSERT_TRUE(raw.valid());
-    abi::Hello hello = RawClient::good_hello();
-    hello.version_min = 900;
-    hello.version_max = 901;
-    ASSERT_TRUE(raw.send(abi::AttachType::kHello, &hello, sizeof(hello)));
-    const std::string text = refusal(raw.receive(5));
-    EXPECT_EQ(text.rfind("VERSION_MISMATCH", 0), 0u) << text;
-    EXPECT_NE(text.find("900"), std::string::npos) << text;
-    EXPECT_NE(text.find("901"), std::string::npos) << text;
-    EXPECT_NE(text.find(std::to_string(abi::kAbiVersion)), std::string::npos) << text;
-  }
-  {
-    const RawClient raw(daemon->socket());
-    abi::Hello hello = RawClient::good_hello();
-    hello.layout_hash ^= 1;
-    ASSERT_TRUE(raw.send(abi::AttachType::kHello, &hello, sizeof(hello)));
-    const std::string text = refusal(raw.receive(5));
-    EXPECT_EQ(text.rfind("VERSION_MISMATCH", 0), 0u) << text;
-  }
-  {
-    const RawClient raw(daemon->socket());
-    abi::Hello hello = RawClient::good_hello();
-    hello.version_max = 900;  // a newer library that still speaks our version
-    ASSERT_TRUE(raw.send(abi::AttachType::kHello, &hello, sizeof(hello)));
-    const std::optional<Packet> answer = raw.receive(5);
-    ASSERT_TRUE(answer.has_value());
-    ASSERT_EQ(answer->header.type, static_cast<std::uint16_t>(abi::AttachType::kWelcome)) << refusal(answer);
-    const abi::Welcome welcome = answer->read<abi::Welcome>().value();
-    EXPECT_EQ(welcome.version, abi::kAbiVersion);
-    EXPECT_EQ(welcome.nonce, 42u);
-    EXPECT_EQ(answer->fds.size(), 4u);
-  }
-  daemon->stop();
-}
-
-TEST(Attach, WhoDoesNotSayHelloIsShownTheDoor) {
-  std::unique_ptr<Daemon> daemon;
-  start(daemon, {{"timeouts.attach_ms", "2000"}});
-  const RawClient silent(daemon->socket());
-  const RawClient rude(daemon->socket());
-  ASSERT_TRUE(silent.valid() && rude.valid());
-  const abi::Leave leave{1, 0};
-  ASSERT_TRUE(rude.send(abi::AttachType::kLeave, &leave, sizeof(leave)));
-  EXPECT_TRUE(rude.closed_within(20)) << "anything but Hello comes too early";
-  EXPECT_TRUE(silent.closed_within(20)) << "the half-open state has a deadline";
-  std::string why;
-  EXPECT_TRUE(all_devices_answer(daemon->socket(), "host", 2, &why)) << why;
   daemon->stop();
 }
 

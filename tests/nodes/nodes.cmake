@@ -1,17 +1,16 @@
 include(${CMAKE_CURRENT_SOURCE_DIR}/support/support.cmake)
 find_package(nlohmann_json REQUIRED)
 find_program(EPD_PYTHON NAMES python3 PATHS /usr/bin NO_DEFAULT_PATH)
-# Several daemons on one machine, by loopback.
-epd_system_test(nodes_test LABEL nodes TIMEOUT 300
-  SOURCES ${CMAKE_CURRENT_LIST_DIR}/nodes_test.cpp ${CMAKE_CURRENT_LIST_DIR}/nodes_refused_test.cpp
-    ${CMAKE_CURRENT_LIST_DIR}/nodes_groups_test.cpp ${CMAKE_CURRENT_LIST_DIR}/nodes_faults_test.cpp
-    ${CMAKE_CURRENT_LIST_DIR}/nodes_soak_test.cpp ${CMAKE_CURRENT_LIST_DIR}/nodes_network_test.cpp
-    ${CMAKE_CURRENT_LIST_DIR}/nodes_flips_test.cpp
-  LIBS nlohmann_json::nlohmann_json epd_cluster_proto epd_kit)
-# A program with a node's certificate that floods the coordinator.
+# Several daemons on one machine, by loopback and in namespaces of their own.
 find_package(OpenSSL REQUIRED COMPONENTS SSL)
-epd_system_test(nodes_flood_test LABEL nodes TIMEOUT 120 SOURCES ${CMAKE_CURRENT_LIST_DIR}/nodes_flood_test.cpp
-  LIBS nlohmann_json::nlohmann_json epd_cluster_proto epd_kit OpenSSL::SSL)
+set(_sources ${CMAKE_CURRENT_LIST_DIR}/hostile_ucx.cpp)
+foreach(_name nodes nodes_refused nodes_faults nodes_soak nodes_network nodes_flips nodes_flood nodes_hostile lab)
+  list(APPEND _sources ${CMAKE_CURRENT_LIST_DIR}/${_name}_test.cpp)
+endforeach()
+epd_system_test(nodes_test LABEL nodes NIGHTLY NodesFlood NodesHostileFlood NodesSoak SOURCES ${_sources}
+  LIBS nlohmann_json::nlohmann_json epd_cluster_proto epd_kit epd_far epd_transport OpenSSL::SSL)
+target_include_directories(nodes_test PRIVATE ${PROJECT_SOURCE_DIR}/daemon/transport)
+target_include_directories(nodes_test SYSTEM PRIVATE ${EPD_UCX_INCLUDE_DIR})
 # libucp with a network that flips bits: all functions are those of libucp itself but one.
 find_library(EPD_UCP_LIBRARY ucp REQUIRED DOC "libucp, for tests")
 add_library(flipping_ucp MODULE ${CMAKE_CURRENT_LIST_DIR}/flipping_ucp.cpp)
@@ -20,15 +19,6 @@ target_link_options(flipping_ucp PRIVATE -Wl,--no-as-needed)
 target_link_libraries(flipping_ucp PRIVATE epd_proto epd_options ${EPD_UCP_LIBRARY} ${CMAKE_DL_LIBS})
 target_compile_definitions(nodes_test PRIVATE EPD_TEST_FLIPPING_UCP="$<TARGET_FILE:flipping_ucp>")
 add_dependencies(nodes_test flipping_ucp)
-# Hostile programs on the data network: clients of UCX that speak to engines.
-epd_system_test(nodes_hostile_test LABEL nodes TIMEOUT 180
-  SOURCES ${CMAKE_CURRENT_LIST_DIR}/nodes_hostile_test.cpp ${CMAKE_CURRENT_LIST_DIR}/hostile_ucx.cpp
-  LIBS nlohmann_json::nlohmann_json epd_far epd_transport)
-target_include_directories(nodes_hostile_test PRIVATE ${PROJECT_SOURCE_DIR}/daemon/transport)
-target_include_directories(nodes_hostile_test SYSTEM PRIVATE ${EPD_UCX_INCLUDE_DIR})
-# Nodes with addresses, links and counters of their own.
-epd_system_test(nodes_lab_test LABEL nodes TIMEOUT 120 SOURCES ${CMAKE_CURRENT_LIST_DIR}/lab_test.cpp
-  LIBS epd_kit nlohmann_json::nlohmann_json)
 # What the tools say of a group that spans nodes.
 add_test(NAME nodes.demo_same_checksum
   COMMAND ${CMAKE_CURRENT_LIST_DIR}/same_checksum.sh $<TARGET_FILE:epd-moe-demo>)

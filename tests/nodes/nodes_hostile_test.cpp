@@ -161,6 +161,8 @@ class NodesHostile : public ClusterOfDaemons {
   std::optional<Spy::Known> from_;
 };
 
+class NodesHostileFlood : public NodesHostile {};
+
 TEST_F(NodesHostile, WhoKnowsTheAddressAndNoPeerIsAStranger) {
   start_group(false);
   if (IsSkipped() || HasFatalFailure()) return;
@@ -287,7 +289,7 @@ TEST_F(NodesHostile, AMessageOfAnEarlierEpochIsNotTakenForOneOfThis) {
 }
 
 // Messages by the hundred thousand, also such as keep something of the receiver's until the sender goes on.
-TEST_F(NodesHostile, FloodsCostNoMemory) {
+TEST_F(NodesHostileFlood, FloodsCostNoMemory) {
   start_group(false);
   if (IsSkipped() || HasFatalFailure()) return;
   FarHeader forged = genuine();
@@ -319,7 +321,7 @@ TEST_F(NodesHostile, FloodsCostNoMemory) {
 }
 
 // The body is to be fetched, and the sender gives none.
-TEST_F(NodesHostile, BodiesThatNeverComeCostNoMemory) {
+TEST_F(NodesHostileFlood, BodiesThatNeverComeCostNoMemory) {
   start_group(false);
   if (IsSkipped() || HasFatalFailure()) return;
   FarHeader forged = genuine();
@@ -353,7 +355,7 @@ TEST_F(NodesHostile, BodiesThatNeverComeCostNoMemory) {
 
 // 120 sessions of one user, each with its 64 joins, made their node lost to the cluster, and ended the groups
 // of all its users.
-TEST_F(NodesHostile, JoinsOfOneUserThatWaitCostItsNodeNothing) {
+TEST_F(NodesHostileFlood, JoinsOfOneUserThatWaitCostItsNodeNothing) {
   start_group(false);
   if (IsSkipped() || HasFatalFailure()) return;
   constexpr std::size_t kSessions = 100;
@@ -494,7 +496,7 @@ TEST_F(NodesHostile, AnEngineThatRanOutOfDescriptorsIsReachedAgain) {
 
 // Each makes the engine connect to it, and is gone. UCX 1.13 has an assertion that fails if one goes amid its
 // handshake (ucp_request.c:684, seen once on a loaded machine): then the engine ends, and nothing else.
-TEST_F(NodesHostile, ClientsThatComeAndGoLeaveNothing) {
+TEST_F(NodesHostileFlood, ClientsThatComeAndGoLeaveNothing) {
   start_group(true);
   if (IsSkipped() || HasFatalFailure()) return;
   const Census before = take_census(victim_);
@@ -534,7 +536,7 @@ TEST_F(NodesHostile, ClientsThatComeAndGoLeaveNothing) {
 }
 
 // Connections to all ports of both nodes, as fast as one program can make them, while groups form and end.
-TEST_F(NodesHostile, GroupsFormInAFloodOfConnections) {
+TEST_F(NodesHostileFlood, GroupsFormInAFloodOfConnections) {
   constexpr int kMostKept =
       4;  // UCX keeps a socket where one side alone has connected again; not one for each group
   const auto form_groups = [&](int count) {

@@ -16,5 +16,5 @@ if(EPD_PYTHON AND NOT EPD_SANITIZE)
       ENVIRONMENT "EPD_BUILD_DIR=${PROJECT_BINARY_DIR};EPD_LIBRARY=$<TARGET_FILE:epd_client>")
   endforeach()
   set_tests_properties(python.deep_ep python.deep_ep_shrink PROPERTIES TIMEOUT 400)  # rank processes load torch
-  set_tests_properties(python.wheel PROPERTIES TIMEOUT 400)  # of which a virtual environment may take two minutes
+  set_tests_properties(python.wheel PROPERTIES LABELS "python;nightly" TIMEOUT 400)  # of which a virtual environment may take two minutes
 endif()

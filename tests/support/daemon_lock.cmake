@@ -1,12 +1,12 @@
 include_guard(GLOBAL)
 
 # epd_daemon_lock(<label> <variable>): properties of a test with that label, by which few run while another one does:
-# each starts a daemon, and two cores carry three with their engines and clients. Tests of conformance compute, the
-# others mostly wait. They begin before tests without, which fill the gaps.
+# each starts a daemon, and two cores carry three with their engines and clients. Tests of conformance and python
+# compute, the others mostly wait. They begin before tests without, which fill the gaps.
 function(epd_daemon_lock label variable)
-  if(label STREQUAL conformance)
+  if(label MATCHES "^(conformance|python)$")
     set(lock epd_daemon_1)
-  elseif(label MATCHES "^(nodes|python)$")
+  elseif(label STREQUAL nodes)
     set(lock epd_daemon_2)
   else()
     set(lock epd_daemon_3)

@@ -55,7 +55,7 @@ struct EngineNodes::Rank {
 EngineNodes::EngineNodes(const Case& c, const EngineNodesOptions& options)
     : case_(c), shape_(c.shape()), options_(options), resume_index_(options.first_op) {
   if (options_.open == nullptr)
-    options_.open = [this](const transport::Limits& limits) { return network_.open(limits); };
+    options_.open = [this](const transport::Limits& limits) { return open(limits); };
   for (std::uint32_t number = 0; number < c.num_ranks; ++number) {
     const std::uint32_t node = options_.nodes[number];
     const std::uint32_t device = options_.devices[number];
@@ -92,6 +92,12 @@ EngineNodes::EngineNodes(const Case& c, const EngineNodesOptions& options)
 }
 
 EngineNodes::~EngineNodes() = default;
+
+Result<std::unique_ptr<transport::Transport>> EngineNodes::open(const transport::Limits& limits) {
+  auto transport = network_.open(limits);
+  if (!transport.ok() || !options_.faults) return transport;
+  return transport::make_faulty(std::move(transport).value(), ++opened_, *options_.faults);
+}
 
 void EngineNodes::attach(Rank& rank) {
   sessions_.push_back(std::make_unique<RawSession>(50 + sessions_.size()));
@@ -137,6 +143,7 @@ std::string EngineNodes::describe() const {
   for (const auto& rank : ranks_)
     text += " " + std::to_string(rank->engine->node) + "/" + std::to_string(rank->engine->device) +
             (active(*rank) ? "" : " (masked)");
+  if (options_.faults) text += "; a bad transport";
   return text + "; batches of " + std::to_string(options_.batch_bytes) + ", windows of " +
          std::to_string(options_.window_bytes);
 }

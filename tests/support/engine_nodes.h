@@ -6,8 +6,10 @@
 #include "engine/engine_main.h"
 #include "engine_harness.h"
 #include "far_steps.h"
+#include "transport/faulty.h"
 #include "transport/in_process.h"
 
+#include <atomic>
 #include <map>
 #include <memory>
 #include <optional>
@@ -26,8 +28,9 @@ struct EngineNodesOptions {
   std::uint64_t window_bytes = 16384;
   std::uint64_t max_bytes = 1 << 30;
   std::uint32_t peer_timeout_ms = 5000;
-  std::uint64_t first_op = 0;  // of the group
-  engine::OpenTransport open;  // null: in-process
+  std::uint64_t first_op = 0;                   // of the group
+  engine::OpenTransport open;                   // null: in-process
+  std::optional<transport::FaultRates> faults;  // of in-process transports
 };
 
 class EngineNodes {
@@ -86,6 +89,7 @@ class EngineNodes {
   struct Engine;
   struct Rank;
 
+  Result<std::unique_ptr<transport::Transport>> open(const transport::Limits& limits);
   void make(Rank& rank) const;
   void attach(Rank& rank);
   std::set<std::uint32_t> lost() const;
@@ -102,6 +106,7 @@ class EngineNodes {
   const abi::GroupShape shape_;
   EngineNodesOptions options_;
   transport::Network network_;
+  std::atomic<std::uint64_t> opened_{0};  // transports
   std::vector<std::unique_ptr<Engine>> engines_;
   std::vector<std::unique_ptr<Rank>> ranks_;
   std::map<std::size_t, std::uint64_t> views_;

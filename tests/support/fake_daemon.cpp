@@ -144,8 +144,8 @@ void FakeDaemon::handle(Packet& packet) {
                          abi::Mapped{map.member, map.range.number}, {}, id);
       return;
     }
-    case abi::AttachType::kRowsTold:
-    case abi::AttachType::kDetach: return;
+    case abi::AttachType::kRowsTold: return;
+    case abi::AttachType::kDetach: connection_.reset(); return;  // as a daemon does; the client waits for it
     default: std::abort();
   }
 }

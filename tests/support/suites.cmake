@@ -1,29 +1,16 @@
-# ctest includes this file by epd_system_suites(): one test for each suite and kind of a program whose tests are
-# named Prefix/Suite.Test/kind. So a daemon is started once for all of them.
-function(epd_add_suites program label timeout lock environment)
-  execute_process(COMMAND ${program} --gtest_list_tests OUTPUT_VARIABLE listed RESULT_VARIABLE result)
-  if(NOT result EQUAL 0)
-    message(FATAL_ERROR "${program} --gtest_list_tests: ${result}")
-  endif()
-  string(REPLACE "\n" ";" lines "${listed}")
-  set(suite)
-  set(known)
-  foreach(line IN LISTS lines)
-    if(line MATCHES "^([^ ]+)\\.( |$)")
-      set(suite ${CMAKE_MATCH_1})
-    elseif(line MATCHES "^  [^ ]+/([^ /]+)( |$)")
-      set(name ${suite}/${CMAKE_MATCH_1})
-      list(FIND known ${name} found)
-      if(found EQUAL -1)
-        list(APPEND known ${name})
-        add_test(${name} ${program} "--gtest_filter=${suite}.*/${CMAKE_MATCH_1}")
-        # Skipped is what skipped all of its tests: behind them nothing is listed as failed.
-        set_tests_properties(${name} PROPERTIES LABELS ${label} TIMEOUT ${timeout} ${lock}
-          ENVIRONMENT "${environment}" SKIP_REGULAR_EXPRESSION
-            "\\[  PASSED  \\] 0 tests\\.\n\\[  SKIPPED \\] [0-9]+ tests?, listed below:\n(\\[  SKIPPED \\] [^\n]*\n*)+$")
-      endif()
-    elseif(line MATCHES "^  [^ ]")
-      message(FATAL_ERROR "${program}: ${line} has no kind")
-    endif()
-  endforeach()
+# epd_suites(<program> LABEL <label> TIMEOUT <s> [BY_KIND] [PREFIX <text>] [FILTER <tests>] [ALONE <suite>...]
+#   [NIGHTLY <suite>...] [PROPERTIES <name> <value>...])
+# Gives ctest one test for each suite of a GoogleTest program: a suite runs in one process, and its name is its own among
+# all programs. Each test of a suite that is ALONE, or chosen by a filter, has a process of its own. Suites that are
+# NIGHTLY have that label, too: CI leaves them out. Tests of a program BY_KIND are named Prefix/Suite.Test/kind; each of
+# its suites is one test for each kind.
+function(epd_suites program)
+  cmake_parse_arguments(ARG "BY_KIND" "LABEL;TIMEOUT;PREFIX;FILTER" "ALONE;NIGHTLY;PROPERTIES" ${ARGN})
+  set(included ${CMAKE_CURRENT_BINARY_DIR}/${ARG_PREFIX}${program}_suites.cmake)
+  file(GENERATE OUTPUT ${included} CONTENT "
+include(${CMAKE_CURRENT_FUNCTION_LIST_DIR}/suites_of_program.cmake)
+epd_add_suites($<TARGET_FILE:${program}> \"${ARG_PREFIX}\" \"${ARG_FILTER}\" \"${ARG_BY_KIND}\" \"${ARG_ALONE}\" \"${ARG_NIGHTLY}\"
+  ${ARG_LABEL} TIMEOUT ${ARG_TIMEOUT} ${ARG_PROPERTIES})
+")
+  set_property(DIRECTORY APPEND PROPERTY TEST_INCLUDE_FILES ${included})
 endfunction()

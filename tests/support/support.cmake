@@ -44,44 +44,24 @@ function(epd_system_program name)
   add_dependencies(${name} epd epctl)
 endfunction()
 
-# epd_system_suites(<name> LABEL <label> TIMEOUT <s> SOURCES ... [LIBS ...]): as epd_system_test, but ctest's tests are
-# the suites for each kind: those tests share a daemon, and so a process.
-function(epd_system_suites name)
-  cmake_parse_arguments(ARG "" "LABEL;TIMEOUT" "SOURCES;LIBS" ${ARGN})
-  epd_system_program(${name} SOURCES ${ARG_SOURCES} LIBS ${ARG_LIBS})
-  set(environment)
-  if(EPD_CUDA AND TARGET fake_cuda)
-    add_dependencies(${name} fake_cuda)
-    set(environment LD_LIBRARY_PATH=$<TARGET_FILE_DIR:fake_cuda>)
-  endif()
-  epd_daemon_lock(${ARG_LABEL} lock)
-  set(included ${CMAKE_CURRENT_BINARY_DIR}/${name}_suites.cmake)
-  file(GENERATE OUTPUT ${included} CONTENT
-    "include(${CMAKE_CURRENT_SOURCE_DIR}/support/suites.cmake)\nif(EXISTS $<TARGET_FILE:${name}>)\n  epd_add_suites($<TARGET_FILE:${name}> ${ARG_LABEL} ${ARG_TIMEOUT} \"${lock}\" \"${environment}\")\nelse()\n  add_test(${name}_NOT_BUILT ${name}_NOT_BUILT)\nendif()\n")
-  set_property(DIRECTORY APPEND PROPERTY TEST_INCLUDE_FILES ${included})
-endfunction()
-
-# epd_system_test(<name> LABEL <label> TIMEOUT <s> SOURCES ...): a test that starts `epd`.
+# epd_system_test(<name> LABEL <label> SOURCES ... [LIBS ...] [what epd_suites() takes]): such a program and its tests.
 function(epd_system_test name)
-  cmake_parse_arguments(ARG "" "LABEL;TIMEOUT" "SOURCES;LIBS" ${ARGN})
+  cmake_parse_arguments(ARG "" "" "SOURCES;LIBS" ${ARGN})
   epd_system_program(${name} SOURCES ${ARG_SOURCES} LIBS ${ARG_LIBS})
-  epd_system_test_again(${name} "" LABEL ${ARG_LABEL} TIMEOUT ${ARG_TIMEOUT})
+  epd_system_suites(${name} ${ARG_UNPARSED_ARGUMENTS})
 endfunction()
 
-# epd_system_test_again(<name> <prefix> LABEL <label> TIMEOUT <s> [ENVIRONMENT <modification>] [FILTER <tests>]): its
-# tests under names with that prefix, elsewhere.
-function(epd_system_test_again name prefix)
-  cmake_parse_arguments(ARG "" "LABEL;TIMEOUT;ENVIRONMENT;FILTER" "" ${ARGN})
+# epd_system_suites(<name> LABEL <label> [ENVIRONMENT <modification>] ...): as epd_suites(), for tests that start `epd`.
+function(epd_system_suites name)
+  cmake_parse_arguments(ARG "" "LABEL;ENVIRONMENT" "" ${ARGN})
+  epd_daemon_lock(${ARG_LABEL} properties)
   # CUDA devices where there are none: see fake_cuda/README.md.
-  set(environment)
   if(EPD_CUDA AND TARGET fake_cuda)
     add_dependencies(${name} fake_cuda)
-    set(environment ENVIRONMENT LD_LIBRARY_PATH=$<TARGET_FILE_DIR:fake_cuda>)
+    list(APPEND properties ENVIRONMENT LD_LIBRARY_PATH=$<TARGET_FILE_DIR:fake_cuda>)
   endif()
   if(ARG_ENVIRONMENT)
-    list(APPEND environment ENVIRONMENT_MODIFICATION ${ARG_ENVIRONMENT})
+    list(APPEND properties ENVIRONMENT_MODIFICATION ${ARG_ENVIRONMENT})
   endif()
-  epd_daemon_lock(${ARG_LABEL} lock)
-  gtest_discover_tests(${name} DISCOVERY_MODE PRE_TEST DISCOVERY_TIMEOUT 60 TEST_PREFIX "${prefix}" TEST_FILTER "${ARG_FILTER}"
-    PROPERTIES LABELS ${ARG_LABEL} TIMEOUT ${ARG_TIMEOUT} ${lock} ${environment})
+  epd_suites(${name} LABEL ${ARG_LABEL} TIMEOUT 600 ${ARG_UNPARSED_ARGUMENTS} PROPERTIES ${properties})
 endfunction()

@@ -1,12 +1,9 @@
-foreach(_name proto base)
-  add_executable(${_name}_test ${CMAKE_CURRENT_SOURCE_DIR}/unit/${_name}/${_name}_test.cpp)
-  target_link_libraries(${_name}_test PRIVATE epd_proto epd_base epd_options GTest::gtest_main)
-  gtest_discover_tests(${_name}_test DISCOVERY_MODE PRE_TEST DISCOVERY_TIMEOUT 60 PROPERTIES LABELS unit TIMEOUT 60)
-endforeach()
-target_sources(proto_test PRIVATE ${CMAKE_CURRENT_SOURCE_DIR}/unit/proto/proto_arena_test.cpp
-  ${CMAKE_CURRENT_SOURCE_DIR}/unit/proto/proto_far_test.cpp ${CMAKE_CURRENT_SOURCE_DIR}/unit/proto/page_text_test.cpp)
+# The shared ABI and the daemon's base.
 find_package(nlohmann_json REQUIRED)
+set(_proto ${CMAKE_CURRENT_SOURCE_DIR}/unit/proto)
+add_executable(base_test ${CMAKE_CURRENT_LIST_DIR}/base_test.cpp ${CMAKE_CURRENT_LIST_DIR}/event_test.cpp
+  ${CMAKE_CURRENT_LIST_DIR}/gate_test.cpp ${CMAKE_CURRENT_LIST_DIR}/utf8_test.cpp ${CMAKE_CURRENT_SOURCE_DIR}/support/census.cpp
+  ${_proto}/proto_test.cpp ${_proto}/proto_arena_test.cpp ${_proto}/proto_far_test.cpp ${_proto}/page_text_test.cpp)
 target_include_directories(base_test PRIVATE ${CMAKE_CURRENT_SOURCE_DIR})
-target_sources(base_test PRIVATE ${CMAKE_CURRENT_SOURCE_DIR}/support/census.cpp ${CMAKE_CURRENT_LIST_DIR}/event_test.cpp
-  ${CMAKE_CURRENT_LIST_DIR}/gate_test.cpp ${CMAKE_CURRENT_LIST_DIR}/utf8_test.cpp)
-target_link_libraries(base_test PRIVATE nlohmann_json::nlohmann_json)
+target_link_libraries(base_test PRIVATE epd_proto epd_base epd_options nlohmann_json::nlohmann_json GTest::gtest_main)
+epd_suites(base_test LABEL unit TIMEOUT 300)

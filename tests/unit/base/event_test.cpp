@@ -167,12 +167,13 @@ TEST(RecordEvent, ARateLimitTellsHowManyItLeftOut) {
   limiter.record(EventKind::kRefused, LogLevel::kWarning, "refused", {{"i", 50}}, 7);
   log_flush();
   testing::internal::GetCapturedStderr();
-  const EventBatch batch = log.read(0, 100, 0);
-  ASSERT_LT(batch.events.size(), 12u);
-  EXPECT_GE(batch.events.size(), 5u);
+  std::vector<Event> events = log.read(0, 100, 0).events;
+  std::erase_if(events, [](const Event& event) { return event.owner != 7; });  // limiters of other tests
+  ASSERT_LT(events.size(), 12u);
+  EXPECT_GE(events.size(), 5u);
   std::uint64_t told = 0;
   std::uint64_t left_out = 0;
-  for (const Event& event : batch.events) {
+  for (const Event& event : events) {
     if (event.text == "refused") {
       ++told;
     } else {

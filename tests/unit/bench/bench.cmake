@@ -7,4 +7,4 @@ add_executable(bench_test ${CMAKE_CURRENT_LIST_DIR}/bench_test.cpp ${CMAKE_CURRE
   ${PROJECT_SOURCE_DIR}/client/tools/bench/plan.cpp ${PROJECT_SOURCE_DIR}/client/tools/bench/suite.cpp)
 target_include_directories(bench_test PRIVATE ${CMAKE_CURRENT_SOURCE_DIR} ${PROJECT_SOURCE_DIR}/client/tools)
 target_link_libraries(bench_test PRIVATE epd_moe_model epd_kit epd_proto nlohmann_json::nlohmann_json GTest::gmock GTest::gtest_main epd_options)
-gtest_discover_tests(bench_test PROPERTIES LABELS unit TIMEOUT 60)
+epd_suites(bench_test LABEL unit TIMEOUT 300)

@@ -31,7 +31,7 @@ add_executable(client_parts_test ${CMAKE_CURRENT_LIST_DIR}/client_parts_test.cpp
 target_include_directories(client_parts_test PRIVATE $<TARGET_PROPERTY:epd_client_objects,INTERFACE_INCLUDE_DIRECTORIES>)
 target_compile_definitions(client_parts_test PRIVATE EPD_CLIENT_VERSION="${PROJECT_VERSION}")
 target_link_libraries(client_parts_test PRIVATE epd_common GTest::gtest_main epd_options ${CMAKE_DL_LIBS})
-gtest_discover_tests(client_parts_test DISCOVERY_MODE PRE_TEST DISCOVERY_TIMEOUT 60 PROPERTIES LABELS unit TIMEOUT 120)
+epd_suites(client_parts_test LABEL unit TIMEOUT 300)
 # CUDA devices, on the fake driver: against the library's objects, to look into it.
 include(${CMAKE_CURRENT_SOURCE_DIR}/support/fake_cuda.cmake)
 if(EPD_CUDA_DRIVER_INCLUDE_DIR AND EPD_FAKE_CUDA)
@@ -45,9 +45,9 @@ if(EPD_CUDA_DRIVER_INCLUDE_DIR AND EPD_FAKE_CUDA)
   target_include_directories(client_cuda_test SYSTEM PRIVATE ${EPD_CUDA_DRIVER_INCLUDE_DIR})
   target_compile_definitions(client_cuda_test PRIVATE EPD_CLIENT_VERSION="${PROJECT_VERSION}" $<$<BOOL:${EPD_CUDA}>:EPD_CLIENT_HAS_KERNELS>)
   target_link_libraries(client_cuda_test PRIVATE fake_cuda epd_fake_daemon epd_proto GTest::gtest_main epd_options ${CMAKE_DL_LIBS})
-  gtest_discover_tests(client_cuda_test DISCOVERY_MODE PRE_TEST DISCOVERY_TIMEOUT 60 PROPERTIES LABELS unit TIMEOUT 120)
+  epd_suites(client_cuda_test LABEL unit TIMEOUT 300)
 endif()
-gtest_discover_tests(client_test DISCOVERY_MODE PRE_TEST DISCOVERY_TIMEOUT 60 PROPERTIES LABELS unit TIMEOUT 120)
+epd_suites(client_test LABEL unit TIMEOUT 300)
 # Whoever compiles the wrapper with an older C++ is told so in one line.
 file(WRITE ${CMAKE_CURRENT_BINARY_DIR}/old_cxx.cpp "#include <epd/epd.hpp>\n")
 add_test(NAME client.wrapper_names_its_cxx COMMAND ${CMAKE_CXX_COMPILER} -std=c++14 -fsyntax-only

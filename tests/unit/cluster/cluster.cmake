@@ -5,4 +5,4 @@ add_executable(cluster_test ${CMAKE_CURRENT_LIST_DIR}/cluster_sides_test.cpp ${C
 target_include_directories(cluster_test PRIVATE ${PROJECT_SOURCE_DIR}/daemon/cluster)
 target_compile_definitions(cluster_test PRIVATE EPD_TEST_CA="${PROJECT_SOURCE_DIR}/deploy/test-ca.sh")
 target_link_libraries(cluster_test PRIVATE epd_cluster epd_membership epd_cluster_messages epd_options GTest::gtest_main)
-gtest_discover_tests(cluster_test DISCOVERY_MODE PRE_TEST DISCOVERY_TIMEOUT 60 PROPERTIES LABELS unit TIMEOUT 60)
+epd_suites(cluster_test LABEL unit TIMEOUT 300)

@@ -7,7 +7,7 @@ add_executable(control_test ${CMAKE_CURRENT_LIST_DIR}/control_test.cpp ${CMAKE_C
   ${CMAKE_CURRENT_LIST_DIR}/control_users_test.cpp)
 target_include_directories(control_test PRIVATE ${PROJECT_SOURCE_DIR}/daemon/control)
 target_link_libraries(control_test PRIVATE epd_fake_control epd_control_proto epd_build_info epd_options GTest::gtest_main)
-gtest_discover_tests(control_test DISCOVERY_MODE PRE_TEST DISCOVERY_TIMEOUT 60 PROPERTIES LABELS unit TIMEOUT 120)
+epd_suites(control_test LABEL unit TIMEOUT 300)
 
 add_executable(fake_control support/fake_control_main.cpp)
 target_link_libraries(fake_control PRIVATE epd_fake_control epd_options)
@@ -18,4 +18,4 @@ target_compile_definitions(ctl_test PRIVATE EPCTL_PATH="$<TARGET_FILE:epctl>"
                                             FAKE_CONTROL_PATH="$<TARGET_FILE:fake_control>")
 target_link_libraries(ctl_test PRIVATE epd_ctl epd_common epd_proto epd_options GTest::gtest_main)
 add_dependencies(ctl_test epctl fake_control)
-gtest_discover_tests(ctl_test DISCOVERY_MODE PRE_TEST DISCOVERY_TIMEOUT 60 PROPERTIES LABELS unit TIMEOUT 120)
+epd_suites(ctl_test LABEL unit TIMEOUT 300)

@@ -60,11 +60,13 @@ const std::vector<std::pair<Numbers, Numbers>> kPlaces = {{{1, 1, 2, 2}, {0, 0, 
                                                           {{1, 2, 3, 3}, {0, 0, 0, 1}},
                                                           {{3, 3, 3, 7}, {0, 1, 0, 0}}};
 
+// Half of them on a transport on which messages are late, in another order, and refused.
 EngineNodesOptions random_places(std::mt19937& random) {
   const auto& [nodes, devices] = kPlaces[random() % kPlaces.size()];
   EngineNodesOptions options = places(nodes, devices);
   constexpr std::uint64_t kBatches[] = {1024, 4096, 65536};
   options.batch_bytes = kBatches[random() % 3];
+  if (random() % 2 == 0) options.faults = transport::FaultRates{10, 30, 30, 5, 0, 40};
   return options;
 }
 
@@ -73,7 +75,7 @@ std::string text_of(const std::optional<Packet>& packet) {
 }
 
 TEST(FarEngines, RandomOperationsAreAsSpecified) {
-  for (std::uint64_t i = 0; i < 16; ++i) {
+  for (std::uint64_t i = 0; i < 24; ++i) {
     std::mt19937 random = random_of(1, i);
     const Case c = far_case(random, 4);
     EngineNodes nodes(c, random_places(random));

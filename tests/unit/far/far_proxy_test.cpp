@@ -7,6 +7,7 @@
 
 #include <unistd.h>
 #include <atomic>
+#include <chrono>
 #include <cstring>
 #include <functional>
 #include <string>
@@ -118,6 +119,52 @@ class Proxies : public ::testing::Test {
 
   transport::Network network_;
 };
+
+TEST_F(Proxies, ATransportThatDoesNotOpenIsAnError) {
+  const auto proxy = FarProxy::start(
+      []() -> Result<std::unique_ptr<transport::Transport>> {
+        return Status(StatusCode::kNotFound, "no such library");
+      },
+      0, [] {});
+  ASSERT_FALSE(proxy.ok());
+  EXPECT_EQ(proxy.status().code(), StatusCode::kNotFound);
+}
+
+TEST_F(Proxies, APeerThatEndsIsToldOnceAndItsMessagesComeBack) {
+  std::atomic<int> notified{0};
+  const auto a = start(&notified);
+  auto b = start();
+  a->connect(kB, b->address());
+  b->connect(kA, a->address());
+  b.reset();
+  const auto pool = std::make_shared<far::BufferPool>(64, 3);
+  int downs = 0;
+  EXPECT_TRUE(comes([&] {
+    if (pool->available() != 0 && downs == 0) {
+      auto message = std::make_unique<far::Message>();
+      message->engine = kB;
+      message->body = pool->take();
+      a->send(message);
+    }
+    FarProxy::Event event;
+    while (a->next(event)) downs += event.kind == FarProxy::Event::Kind::kDown ? 1 : 0;
+    return downs != 0 && pool->available() == 3;
+  }));
+  EXPECT_EQ(downs, 1);
+  EXPECT_GT(notified.load(), 0);
+}
+
+// An idle proxy wakes some ten times a second.
+TEST_F(Proxies, AnIdleOneSleeps) {
+  const auto proxy = FarProxy::start([this] { return network_.open(limits()); }, 20'000, [] {}).value();
+  ::usleep(100'000);
+  const std::uint64_t before = proxy->sleeps();
+  const auto begin = std::chrono::steady_clock::now();
+  ::usleep(500'000);
+  const std::uint64_t sleeps = proxy->sleeps() - before;
+  const std::chrono::duration<double> took = std::chrono::steady_clock::now() - begin;
+  EXPECT_LE(static_cast<double>(sleeps), 20 * took.count());
+}
 
 TEST_F(Proxies, ThatAPeerIsHeardComesFirstAndOnceWithItsFacts) {
   auto a = start(), b = start();

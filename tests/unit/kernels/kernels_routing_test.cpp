@@ -159,7 +159,7 @@ Options random_options(std::mt19937& random, const Shape& shape) {
   return options;
 }
 
-TEST(Routing, RandomShapes) {
+TEST(RoutingOfTokens, RandomShapes) {
   RoutingPlan plan;  // reused: nothing of an earlier plan may remain
   for (std::uint32_t seed = 0; seed < 400; ++seed) {
     SCOPED_TRACE(testing::Message() << "seed " << seed);
@@ -173,7 +173,7 @@ TEST(Routing, RandomShapes) {
   }
 }
 
-TEST(Routing, EveryExpertFindsItsRank) {
+TEST(RoutingOfTokens, EveryExpertFindsItsRank) {
   RoutingPlan plan;
   for (std::uint32_t experts_per_rank = 1; experts_per_rank <= 300; ++experts_per_rank) {
     const std::uint32_t ranks = 4096 / experts_per_rank;
@@ -185,7 +185,7 @@ TEST(Routing, EveryExpertFindsItsRank) {
   }
 }
 
-TEST(Routing, BadValuesAreNamed) {
+TEST(RoutingOfTokens, BadValuesAreNamed) {
   RoutingPlan plan;
   for (std::uint32_t seed = 0; seed < 100; ++seed) {
     SCOPED_TRACE(testing::Message() << "seed " << seed);

@@ -1,6 +1,6 @@
 add_executable(membership_test ${CMAKE_CURRENT_LIST_DIR}/membership_test.cpp)
 target_link_libraries(membership_test PRIVATE epd_membership epd_options GTest::gtest_main)
-gtest_discover_tests(membership_test DISCOVERY_MODE PRE_TEST DISCOVERY_TIMEOUT 60 PROPERTIES LABELS unit TIMEOUT 60)
+epd_suites(membership_test LABEL unit TIMEOUT 300)
 target_sources(membership_test PRIVATE ${CMAKE_CURRENT_LIST_DIR}/membership_join_test.cpp ${CMAKE_CURRENT_LIST_DIR}/membership_engines_test.cpp
   ${CMAKE_CURRENT_LIST_DIR}/membership_degrade_test.cpp ${CMAKE_CURRENT_LIST_DIR}/membership_waits_test.cpp
   ${CMAKE_CURRENT_LIST_DIR}/membership_messages_test.cpp ${CMAKE_CURRENT_LIST_DIR}/membership_nodes_test.cpp

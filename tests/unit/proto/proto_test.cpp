@@ -59,7 +59,7 @@ TEST(OpTag, NamesARoutingWhateverItsBase) {
   EXPECT_FALSE(same_routing(made, 0)) << "a new one";
 }
 
-TEST(Calls, AreWordsThatEachTellTheirNumber) {
+TEST(CallsAsWords, AreWordsThatEachTellTheirNumber) {
   Call call;
   call.number = 41;
   call.op = Op::kCombine;
@@ -93,7 +93,7 @@ TEST(Calls, AreWordsThatEachTellTheirNumber) {
   }
 }
 
-TEST(Calls, HaveEndedThoughTheirCountersWrap) {
+TEST(CallsAsWords, HaveEndedThoughTheirCountersWrap) {
   for (const std::uint32_t done : {0u, 5u, 0u - 1, 0u - 64, 1u << 31, (1u << 31) - 1, 123456789u}) {
     SCOPED_TRACE(done);
     EXPECT_TRUE(has_ended(done, done));
@@ -105,7 +105,7 @@ TEST(Calls, HaveEndedThoughTheirCountersWrap) {
   }
 }
 
-TEST(Text, IsCutAndAlwaysTerminated) {
+TEST(FixedText, IsCutAndAlwaysTerminated) {
   char field[8];
   std::memset(field, 'z', sizeof(field));
   set_text(field, "abc", 3);
@@ -118,7 +118,7 @@ TEST(Text, IsCutAndAlwaysTerminated) {
   EXPECT_EQ(text_length(field), 0u);
 }
 
-TEST(Text, LengthStopsAtTheFieldsEnd) {
+TEST(FixedText, LengthStopsAtTheFieldsEnd) {
   char field[8];
   std::memset(field, 'z', sizeof(field));
   EXPECT_EQ(text_length(field), 8u);

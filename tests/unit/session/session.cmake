@@ -1,6 +1,6 @@
 add_executable(session_test ${CMAKE_CURRENT_LIST_DIR}/session_test.cpp)
 target_link_libraries(session_test PRIVATE epd_session epd_options GTest::gtest_main)
-gtest_discover_tests(session_test DISCOVERY_MODE PRE_TEST DISCOVERY_TIMEOUT 60 PROPERTIES LABELS unit TIMEOUT 60)
+epd_suites(session_test LABEL unit TIMEOUT 300)
 target_sources(session_test PRIVATE ${CMAKE_CURRENT_LIST_DIR}/session_requests_test.cpp
   ${CMAKE_CURRENT_LIST_DIR}/session_listener_test.cpp ${CMAKE_CURRENT_LIST_DIR}/session_porter_test.cpp
   ${CMAKE_CURRENT_SOURCE_DIR}/support/census.cpp)

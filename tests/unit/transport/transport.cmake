@@ -8,10 +8,8 @@ add_executable(transport_test
   ${CMAKE_CURRENT_LIST_DIR}/transport_flavors.cpp
   ${CMAKE_CURRENT_LIST_DIR}/transport_ends_test.cpp
   ${CMAKE_CURRENT_LIST_DIR}/transport_faulty_test.cpp
-  ${CMAKE_CURRENT_LIST_DIR}/transport_hostile_test.cpp
   ${CMAKE_CURRENT_LIST_DIR}/transport_processes_test.cpp
-  ${CMAKE_CURRENT_LIST_DIR}/transport_traffic_test.cpp
-  ${CMAKE_CURRENT_SOURCE_DIR}/support/sockets.cpp)
+  ${CMAKE_CURRENT_LIST_DIR}/transport_traffic_test.cpp)
 
 # Libraries that are not the UCX they seem: too old, and without most functions.
 foreach(_kind old part)
@@ -24,4 +22,4 @@ target_compile_definitions(fake_ucx_old PRIVATE MINOR=12)
 target_compile_definitions(fake_ucx_part PRIVATE MINOR=13)
 target_include_directories(transport_test PRIVATE ${CMAKE_CURRENT_SOURCE_DIR})
 target_link_libraries(transport_test PRIVATE epd_transport epd_options GTest::gtest Threads::Threads)
-gtest_discover_tests(transport_test DISCOVERY_MODE PRE_TEST DISCOVERY_TIMEOUT 60 PROPERTIES LABELS unit TIMEOUT 120)
+epd_suites(transport_test LABEL unit TIMEOUT 300 ALONE Ucx)

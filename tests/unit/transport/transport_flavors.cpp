@@ -29,9 +29,7 @@ std::unique_ptr<Transport> World::open(const Limits& limits) {
   rates.late_percent = 30;
   rates.cut_per_mille = 10;
   rates.max_turns = 20;
-  auto faulty = make_faulty(std::move(made).value(), seed_++, rates);
-  std::printf("%s\n", faulty->describe().c_str());
-  return faulty;
+  return make_faulty(std::move(made).value(), seed_++, rates);
 }
 
 }  // namespace epd::transport

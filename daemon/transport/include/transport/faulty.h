@@ -7,7 +7,6 @@
 
 #include <cstdint>
 #include <memory>
-#include <string>
 
 namespace epd::transport {
 
@@ -20,22 +19,7 @@ struct FaultRates {
   unsigned max_turns = 1;       // a hold or a cut lasts 1 .. max_turns calls of progress(); at least 1
 };
 
-enum class Cut { kBoth, kOutgoing, kIncoming };
-
-class FaultyTransport : public Transport {
- public:
-  // Until mend(): nothing gets through in that direction, and nothing is lost. Sends are accepted and don't
-  // complete; what comes is held, kDown too where it would come with it.
-  virtual Status cut(PeerId peer, Cut direction) = 0;
-  virtual Status mend(PeerId peer) = 0;
-  // The peer goes down: kDown here; the other side sees what it sees of a close().
-  virtual Status drop(PeerId peer) = 0;
-
-  // "faults of seed 7: refuse 5 %, ..."; print it.
-  virtual std::string describe() const = 0;
-};
-
-std::unique_ptr<FaultyTransport> make_faulty(std::unique_ptr<Transport> inner, std::uint64_t seed,
-                                             const FaultRates& rates);
+std::unique_ptr<Transport> make_faulty(std::unique_ptr<Transport> inner, std::uint64_t seed,
+                                       const FaultRates& rates);
 
 }  // namespace epd::transport
