@@ -6,6 +6,10 @@
 namespace epd::test {
 namespace {
 
+bool on_true_gpus() {
+  return std::getenv("EPD_TEST_GPUS") != nullptr;
+}
+
 std::string letter_of(std::uint32_t node) {
   return std::string(1, static_cast<char>('a' + node));
 }
@@ -18,12 +22,18 @@ std::unique_ptr<DaemonCluster> Conformance::cluster_;
 std::uint32_t Conformance::nodes_ = 0;
 std::string Conformance::prefix_;
 
-std::vector<std::string> kinds_here([[maybe_unused]] const std::vector<std::string>& of_one_node) {
+std::vector<std::string> kinds_here(const Kinds& kinds) {
 #ifdef EPD_TEST_NODES
-  return {"nodes2", "nodes3"};
+  return kinds.spanning;
 #else
-  return of_one_node;
+  std::vector<std::string> all = kinds.of_one_node;
+  if (on_true_gpus()) all.insert(all.end(), kinds.on_true_gpus.begin(), kinds.on_true_gpus.end());
+  return all;
 #endif
+}
+
+std::uint32_t Conformance::cases_here(std::uint32_t all) const {
+  return on_host() || on_true_gpus() ? all : (all + 9) / 10;
 }
 
 std::uint64_t base_seed() {

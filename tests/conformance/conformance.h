@@ -21,8 +21,15 @@ namespace epd::test {
 // Base of all random seeds; EPD_TEST_SEED=N repeats or varies a run.
 std::uint64_t base_seed();
 
-// What this program's suites run on: "host", "cuda", "cuda_in_streams", or "nodes2", "nodes3".
-std::vector<std::string> kinds_here(const std::vector<std::string>& of_one_node);
+// What this program's suites run on: those of one node ("host", "cuda", "cuda_in_streams"), also those for
+// true GPUs where there are some; or the `spanning` ones. The fake driver computes with the code of host
+// devices: it shows order, words, journals and failures, for which few kinds and cases suffice.
+struct Kinds {
+  std::vector<std::string> of_one_node;
+  std::vector<std::string> on_true_gpus;
+  std::vector<std::string> spanning = {"nodes3"};
+};
+std::vector<std::string> kinds_here(const Kinds& kinds);
 
 class Conformance : public testing::TestWithParam<std::string> {
  public:
@@ -38,6 +45,8 @@ class Conformance : public testing::TestWithParam<std::string> {
   bool spans() const { return device_kind().starts_with("nodes"); }
   bool on_host() const { return device_kind() == "host" || spans(); }
   static bool in_streams() { return GetParam() == "cuda_in_streams"; }
+  // Of so many cases, those that run on devices of this kind: on GPUs of the fake driver a tenth.
+  std::uint32_t cases_here(std::uint32_t all) const;
   // All ranks of a case attach, join and run the body.
   void with_ranks(const Case& c, const Body& body, double seconds = 90);
   // All ranks of a case run a script.

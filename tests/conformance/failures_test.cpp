@@ -9,7 +9,7 @@ namespace {
 
 class Failures : public Conformance {};
 INSTANTIATE_TEST_SUITE_P(Devices, Failures,
-                         testing::ValuesIn(kinds_here({"host", "cuda", "cuda_in_streams"})),
+                         testing::ValuesIn(kinds_here({{"host", "cuda", "cuda_in_streams"}, {}})),
                          [](const auto& tested) { return tested.param; });
 
 Case small_case(std::uint32_t num_ranks, std::uint32_t depth = 2) {

@@ -72,7 +72,7 @@ void run_rounds(const Group& group, const Case& c, std::uint32_t rank, bool on_h
 }
 
 TEST_P(CallersMemory, AnyCaseIsBitExact) {
-  for (std::uint64_t i = 0; i < 24; ++i) {
+  for (std::uint64_t i = 0; i < cases_here(24); ++i) {
     const Case c = memory_case(21000 + i, 1 + i % 3);
     with_ranks(c, [&](const Session&, const Group& group, std::uint32_t rank) {
       run_rounds(group, c, rank, on_host());
@@ -95,7 +95,7 @@ TEST_P(CallersMemory, LargeOperationsToo) {
 // ---- registered memory
 
 TEST_P(CallersMemory, AnyCaseInRegisteredMemoryIsBitExact) {
-  for (std::uint64_t i = 0; i < 24; ++i) {
+  for (std::uint64_t i = 0; i < cases_here(24); ++i) {
     const Case c = memory_case(21200 + i, 1 + i % 3);
     const auto body = [&](const Session&, const Group& group, std::uint32_t rank, Slab* slab) {
       run_rounds(group, c, rank, on_host(), 3, slab);

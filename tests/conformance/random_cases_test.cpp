@@ -8,7 +8,7 @@ class RandomCases : public Conformance {
  protected:
   void run(std::uint32_t num_ranks, std::uint32_t cases) {
     std::vector<Script> scripts;
-    for (std::uint32_t i = 0; i < cases; ++i) {
+    for (std::uint32_t i = 0; i < cases_here(cases); ++i) {
       Case c = random_case(base_seed() * 1000 + i, num_ranks);
       if (!on_host()) c.sum_ranks = 0;
       add_formats(c);
@@ -22,7 +22,8 @@ class RandomCases : public Conformance {
     run_scripts(scripts, 120);
   }
 };
-INSTANTIATE_TEST_SUITE_P(Devices, RandomCases, testing::ValuesIn(kinds_here({"host", "cuda"})),
+INSTANTIATE_TEST_SUITE_P(Devices, RandomCases,
+                         testing::ValuesIn(kinds_here({{"host", "cuda"}, {}, {"nodes2", "nodes3"}})),
                          [](const auto& tested) { return tested.param; });
 
 TEST_P(RandomCases, OneRank) {

@@ -12,7 +12,10 @@ namespace epd::test {
 namespace {
 
 class StreamFailures : public StreamConformance {};
-EPD_INSTANTIATE_STREAMS(StreamFailures);
+INSTANTIATE_TEST_SUITE_P(Devices, StreamFailures,
+                         testing::ValuesIn(kinds_here({{"cuda", "cuda_by_kernel", "cuda_by_event"},
+                                                       {"cuda_mixed"}})),
+                         [](const auto& tested) { return tested.param; });
 
 // A rank that had nothing in flight may not have heard of the break yet.
 void resume_past(const Group& group, std::uint64_t epoch, std::uint64_t resume_op) {

@@ -142,35 +142,6 @@ TEST_P(EngineDeath, ArenasAndRoutingSurvive) {
   expect_all_ok(wait_all(ranks, 60));
 }
 
-TEST_P(EngineDeath, WithAnOperationInFlight) {
-  const Case c = fault_case(2, 2);
-  Shared<Stage> stage;
-  std::vector<RankProcess> ranks =
-      start_group(*daemon_, c, "inflight", [&](const Group& group, std::uint32_t rank) -> std::string {
-        if (rank == 0) {
-          const epd_ticket_t ticket = dispatch(group, c, rank, 0, nullptr);  // waits for rank 1
-          stage->ready.arrive();
-          epd_result_t result;
-          epd_result_init(&result);
-          must(group.wait(ticket, kHangMs, &result), "the operation in flight", EPD_ENGINE_RESTARTED);
-          RANK_CHECK(std::string(epd_last_error()).find(daemon_->device(0)) != std::string::npos,
-                     epd_last_error());
-          stage->go.arrive();
-        } else {
-          stage->go.wait_for(1);
-        }
-        const std::uint64_t resume_op = resume(group, kHangMs);
-        RANK_CHECK(resume_op == 0, "resume_op " + std::to_string(resume_op));
-        ScriptOptions options;
-        ScriptRunner(group, c, rank, options).run();
-        return "";
-      });
-  ASSERT_TRUE(eventually(30, [&] { return stage->ready.count == 1; }));
-  sleep_ms(50);
-  kill_engine(0);
-  expect_all_ok(wait_all(ranks, 60));
-}
-
 // A storm of random cases while engines die one after another.
 TEST_P(EngineDeath, AgainAndAgainUnderLoad) {
   std::mt19937 random(4711);

@@ -37,19 +37,6 @@ TEST_F(Hostile, AWrongUserIsRefusedAndCounted) {
   expect_logged("user 61002 may not attach");
 }
 
-TEST_F(Hostile, AWrongGroupOnTheSocketKeepsOut) {
-  if (!root()) GTEST_SKIP() << "needs root, to become other users";
-  ASSERT_EQ(::chmod(socket().c_str(), 0660), 0);
-  attack([&] {
-    become(kMallory);
-    for (int i = 0; i < 50; ++i) {
-      const RawClient client(socket());
-      RANK_CHECK(!client.valid(), "a connection in spite of the socket's mode");
-    }
-  });
-  ASSERT_EQ(::chmod(socket().c_str(), 0666), 0);
-}
-
 // A Hello with credentials attached that say something else.
 void send_with_credentials(int socket, const ucred& credentials) {
   abi::Hello hello = RawClient::good_hello();

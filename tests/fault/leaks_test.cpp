@@ -116,22 +116,6 @@ TEST_F(Leaks, GarbageOnTheAttachSocket) {
   expect_same_census(*daemon_, before);
 }
 
-TEST_F(Leaks, DescriptorsThatNobodyAskedFor) {
-  const SystemCensus before = settled_census(*daemon_);
-  for (int i = 0; i < 50; ++i) {
-    const RawClient raw(daemon_->socket());
-    ASSERT_TRUE(raw.valid());
-    const abi::Hello hello = RawClient::good_hello();
-    const Result<UniqueFd> memfd = make_eventfd();
-    ASSERT_TRUE(memfd.ok());
-    const int fd = memfd.value().get();
-    (void)send_message(raw.fd(), abi::AttachType::kHello, hello, {fd, fd, fd, fd});
-    raw.receive(0.02);
-  }
-  expect_same_census(*daemon_, before);
-  expect_serves(*daemon_, 2, "after");
-}
-
 TEST_F(Leaks, HalfOpenConnections) {
   const SystemCensus before = settled_census(*daemon_);
   {

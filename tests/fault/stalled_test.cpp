@@ -12,7 +12,7 @@
 namespace epd::test {
 namespace {
 
-constexpr int kTries = 3;
+constexpr int kTries = 2;
 constexpr int kHangMs = 30'000;
 constexpr int kAllowedMs = 1'200;
 constexpr int kStallMs = 2 * kAllowedMs;

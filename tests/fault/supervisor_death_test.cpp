@@ -4,7 +4,6 @@
 
 #include <gtest/gtest.h>
 #include <signal.h>
-#include <algorithm>
 #include <atomic>
 #include <functional>
 #include <memory>
@@ -123,27 +122,6 @@ TEST_F(SupervisorDeath, ClientsHearOfItAndAttachAgain) {
   kill_and_restart([&] { EXPECT_TRUE(eventually(30, [&] { return stage->noticed.count == 2; })); });
   stage->restarted.open();
   expect_all_ok(wait_all(ranks, 60));
-  daemon_->stop();
-}
-
-TEST_F(SupervisorDeath, AClientWaitingToJoinHearsOfIt) {
-  Shared<Stage> stage;
-  RankProcess client([&]() -> std::string {
-    const Session session(daemon_->socket(), "host:0");
-    epd_group_config_t config = small_config("alone", 0, 2);
-    config.timeout_ms = 60000;
-    stage->ready.arrive();
-    epd_group_t* group = nullptr;
-    must(epd_group_join(session.get(), &config, &group), "join", EPD_DAEMON_LOST);
-    expect_noticed(*stage, "a joining client");
-    return "";
-  });
-  ASSERT_TRUE(eventually(30, [&] { return stage->ready.count == 1; }));
-  sleep_ms(100);
-  stage->killed_at = now_s();
-  kill_and_restart([] {});
-  const RankOutcome outcome = client.wait(30);
-  EXPECT_TRUE(outcome.ok) << outcome.to_string();
   daemon_->stop();
 }
 

@@ -342,13 +342,6 @@ TEST_F(Operate, AFailedDeviceIsStartedAgainAndTakesSessions) {
   EXPECT_EQ(daemon_->log().find("event=\"rank lost\""), std::string::npos) << "they lose nobody";
 }
 
-TEST_F(Operate, NobodyListensNamesTheSocket) {
-  const CommandResult result =
-      run_command({epctl_program(), "--socket", "/tmp/epd-test-nobody.sock", "status"}, 20);
-  EXPECT_GT(result.exit_code, 0);
-  EXPECT_NE(result.err.find("/tmp/epd-test-nobody.sock"), std::string::npos) << result.err;
-}
-
 // ---- the log -----------------------------------------------------------------------------------
 
 TEST_F(Operate, TheLogSaysMoreOfTheRoomThatIsAskedFor) {

@@ -111,26 +111,6 @@ TEST(OperatorStatus, ADeviceThatIsStartedAnewIsNotCalledStopped) {
   daemon.stop();
 }
 
-TEST(OperatorStatus, ARestartByAnOperatorIsNoDeath) {
-  DaemonOptions options;
-  options.devices = 1;
-  options.settings = {{"engine.max_restarts_per_minute", "0"}};
-  Daemon daemon(std::move(options));
-  ASSERT_TRUE(daemon.start());
-  for (int i = 0; i < 3; ++i) {
-    const pid_t engine = daemon.engine(0);
-    EXPECT_EQ(daemon.epctl({"restart", "device", "host:0"}).exit_code, 0);
-    EXPECT_TRUE(eventually(10, [&] {
-      return daemon.engine(0) != engine && daemon.epctl({"devices"}).out.find("ready") != std::string::npos;
-    })) << daemon.epctl({"devices"}).out;
-  }
-  send_signal(daemon.engine(0), SIGKILL);
-  EXPECT_TRUE(eventually(10, [&] {
-    return daemon.epctl({"devices"}).out.find("failed") != std::string::npos;
-  })) << daemon.epctl({"devices"}).out;
-  daemon.stop();
-}
-
 TEST(OperatorStatus, StartReloadAndEndAreTold) {
   ServiceManager manager;
   DaemonOptions options;

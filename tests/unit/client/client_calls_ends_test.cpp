@@ -147,22 +147,6 @@ TEST_F(ClientCalls, TicketsSayWhyTheirCallsWereNotCarriedOut) {
   }
 }
 
-TEST_F(ClientCalls, OfALostGroupOrDaemonNoTicketWaits) {
-  ASSERT_EQ(dispatch_in(EPD_NO_STREAM, dispatch_args(0)), EPD_OK) << epd_last_error();
-  write_board(abi::GroupState::kLost, 1, StatusCode::kRankLost, "rank 1 is gone");
-  EXPECT_EQ(wait(ticket_), EPD_RANK_LOST);
-  EXPECT_ERROR_HAS("rank 1 is gone");
-  ASSERT_EQ(attach_again(EPD_WAIT_BY_KERNEL), EPD_OK) << epd_last_error();
-  member_ = &daemon_.member(0);
-  ASSERT_EQ(dispatch_in(EPD_NO_STREAM, dispatch_args(0)), EPD_OK) << epd_last_error();
-  std::thread late([&] {
-    std::this_thread::sleep_for(std::chrono::milliseconds(30));
-    daemon_.hang_up();
-  });
-  EXPECT_EQ(wait(ticket_), EPD_DAEMON_LOST);
-  late.join();
-}
-
 // An engine that has to come back first may take longer than a group that is well takes to say why.
 TEST_F(ClientCalls, ATicketWaitsAsLongAsItsGroupIsBroken) {
   ASSERT_EQ(dispatch_in(EPD_NO_STREAM, dispatch_args(0)), EPD_OK) << epd_last_error();
@@ -300,29 +284,6 @@ TEST_F(ClientCalls, AResumeFreesTheSlotsOfTheHost) {
 
 // ---- nobody comes any more ------------------------------------------------------------------------
 
-TEST_F(ClientCalls, StreamsGoOnWithoutTheDaemon) {
-  for (const epd_wait_by_t by : {EPD_WAIT_BY_KERNEL, EPD_WAIT_BY_MEMOP}) {
-    SCOPED_TRACE(by);
-    if (by == EPD_WAIT_BY_MEMOP) use_memop_waits();
-    epd_dispatch_args_t args = dispatch_args(0);
-    ASSERT_EQ(dispatch_with(args), EPD_OK) << epd_last_error();
-    args.slot = 1;
-    ASSERT_EQ(dispatch_in(other_, args), EPD_OK) << epd_last_error();
-    EXPECT_EQ(cuda_.stuck(stream_), 1u);
-    EXPECT_EQ(cuda_.stuck(other_), 1u);
-    const epd_ticket_t ticket = ticket_;
-    daemon_.hang_up();
-    EXPECT_TRUE(cuda_.await_idle(stream_));
-    EXPECT_TRUE(cuda_.await_idle(other_));
-    EXPECT_EQ(epd_group_check(group_, nullptr), EPD_DAEMON_LOST);
-    EXPECT_EQ(dispatch_with(args), EPD_DAEMON_LOST);
-    EXPECT_EQ(words().closed, 1u);
-    // What a graph may still bring.
-    EXPECT_EQ(epd_ticket_wait_on_stream(group_, ticket, other_), EPD_OK);
-    EXPECT_TRUE(cuda_.await_idle(other_));
-  }
-}
-
 // A call that was enqueued in between clears a flag that has been raised.
 TEST_F(ClientCalls, FlagsAreRaisedAgainAndAgain) {
   use_memop_waits();
@@ -358,16 +319,6 @@ TEST_F(ClientCalls, UnderHandlesOfBeforeANewcomerHasNoTokensAndALateRankNone) {
   EXPECT_EQ(dispatch_with(args), EPD_NOT_FOUND) << "the record has a routing again, and another handle";
   args.handle = after;
   EXPECT_EQ(dispatch_with(args), EPD_OK) << epd_last_error();
-}
-
-TEST_F(ClientCalls, LeavingLetsStreamsGo) {
-  ASSERT_EQ(dispatch_with(dispatch_args(0)), EPD_OK) << epd_last_error();
-  EXPECT_EQ(cuda_.stuck(stream_), 1u);
-  const int synchronized = cuda_.synchronized();
-  epd_group_leave(group_);
-  group_ = nullptr;
-  EXPECT_EQ(cuda_.stuck(stream_), 0u);
-  EXPECT_GT(cuda_.synchronized(), synchronized);
 }
 
 }  // namespace

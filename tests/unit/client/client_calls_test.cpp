@@ -1,6 +1,5 @@
 // The client library where operations are calls: what its streams and its host enqueue, and what it is told.
 #include "client_calls_fixture.h"
-#include "epd/epd.hpp"
 #include "stream_words.h"
 
 #include <atomic>
@@ -51,18 +50,6 @@ TEST_F(ClientCalls, ACallSaysAllThatTheOperationIs) {
   EXPECT_EQ(last_call().sms, abi::kMaxCallSms);
   EXPECT_EQ(last_call().flags, abi::kFlagDefer);
   end_call();
-}
-
-// Which was 64, when the engine had to know of each beforehand.
-TEST_F(ClientCalls, OperationsMayDifferWithoutLimit) {
-  epd_dispatch_args_t args = dispatch_args(0);
-  for (std::uint32_t i = 0; i < 200; ++i) {
-    args.timeout_ms = i + 1;
-    args.slot = i % 4;
-    ASSERT_EQ(dispatch_with(args), EPD_OK) << epd_last_error();
-    EXPECT_EQ(last_call().timeout_ms, i + 1);
-    end_call();
-  }
 }
 
 TEST_F(ClientCalls, HandlesNameRecords) {
@@ -215,18 +202,6 @@ TEST_F(ClientCalls, WithoutAStreamTheHostCalls) {
     EXPECT_EQ(epd_ticket_pending(group_, 0), 0);
   }
   EXPECT_EQ(words().tail, 0u);
-}
-
-TEST_F(ClientCalls, ASlotHasOneCallOfTheHostAtATime) {
-  for (std::uint32_t slot = 0; slot < 4; ++slot)
-    ASSERT_EQ(epd_noop(group_, slot, EPD_NO_STREAM, &ticket_), EPD_OK) << epd_last_error();
-  EXPECT_EQ(epd_noop(group_, 2, EPD_NO_STREAM, &ticket_), EPD_WOULD_BLOCK);
-  EXPECT_ERROR_HAS("slot 2 has ticket");
-  for (int i = 0; i < 3; ++i) end_host_call();
-  EXPECT_EQ(epd_noop(group_, 3, EPD_NO_STREAM, &ticket_), EPD_WOULD_BLOCK);
-  EXPECT_EQ(epd_noop(group_, 2, EPD_NO_STREAM, &ticket_), EPD_OK) << epd_last_error();
-  EXPECT_EQ(epd_noop(group_, 0, stream_, &ticket_), EPD_OK) << "of streams nobody knows how far they are";
-  end_call();
 }
 
 // The ring's 65th call lay where the first one was, and the engine ended the session.
@@ -656,36 +631,6 @@ TEST_F(ClientCalls, WithoutKernelsTheHostAloneCalls) {
   ASSERT_EQ(dispatch_in(EPD_NO_STREAM, dispatch_args(0)), EPD_OK) << epd_last_error();
   end_host_call();
   EXPECT_EQ(wait(ticket_), EPD_OK);
-}
-
-TEST_F(ClientCalls, TheWrapperHasThemToo) {
-  AttachOptions where;
-  where.socket_path = daemon_.socket_path();
-  where.wait_by = EPD_WAIT_BY_KERNEL;
-  detach();
-  Session session(where);
-  Config config;
-  config.name = "g";
-  config.num_ranks = 2;
-  config.num_experts = 4;
-  config.max_tokens = 8;
-  config.hidden = 128;
-  config.topk = 2;
-  Group group = session.join(config);
-  base_ = reinterpret_cast<std::uintptr_t>(group.buffers(0).x.data());
-  member_ = &daemon_.member(0);
-  std::uint32_t& n = *cuda_.pinned_word();
-  n = 6;
-  DispatchOptions options;
-  options.num_tokens_at = &n;
-  {
-    const Dispatch dispatched = group.dispatch(0, 0, stream_, options);
-    EXPECT_EQ(last_call().num_tokens, 6u);
-    end_call();
-    dispatched.ticket.wait_on_stream(other_);
-  }
-  EXPECT_EQ(cuda_.stuck(other_), 0u);
-  EXPECT_EQ(group.check().ended, 1u);
 }
 
 }  // namespace

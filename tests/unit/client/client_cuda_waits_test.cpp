@@ -159,15 +159,5 @@ TEST_P(ClientCuda, AnEvictionReleasesTheStreams) {
   EXPECT_EQ(wait(second), EPD_PERMISSION_DENIED);
 }
 
-TEST_P(ClientCuda, DetachingReleasesTheStreamsBeforeItUnmaps) {
-  epd_ticket_t ticket = 0;
-  ASSERT_EQ(dispatch(0, stream_, &ticket), EPD_OK) << epd_last_error();
-  ASSERT_EQ(dispatch(1, other_, &ticket, true), EPD_OK) << epd_last_error();
-  ASSERT_EQ(epd_ticket_wait_on_stream(group_, ticket, other_), EPD_OK) << epd_last_error();
-  EXPECT_EQ(waits_in(stream_) + waits_in(other_), 2u);
-  detach();  // the driver records a mistake if it is unmapped too early
-  EXPECT_EQ(waits_in(stream_) + waits_in(other_), 0u);
-}
-
 }  // namespace
 }  // namespace epd::testing

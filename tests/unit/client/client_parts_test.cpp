@@ -159,66 +159,12 @@ class ConnectionTest : public WaitsTest, protected ConnectionEvents {
   void note_end_locked() override { connection_.note_end_locked(); }
   void look_at_socket() noexcept override { connection_.look_at_socket(); }
   void on_end_locked() override { ++ends_; }
-  void on_late_join_locked() override { ++late_joins_; }
-  const Status& ended() {
-    const Lock lock = waits_.lock();
-    return connection_.ended();
-  }
-  Status ask(abi::AttachType type, abi::AttachType reply_type, Packet& reply,
-             std::int64_t reply_ms = 60'000) {
-    const abi::Leave body{7, 0};
-    return connection_.request(
-        {type, reply_type, &body, sizeof(body), Deadline::in_ms(60'000), Deadline::in_ms(reply_ms)}, reply);
-  }
-  // The id of the next request that comes to the daemon.
-  std::uint32_t next_request(abi::AttachType type) {
-    Packet packet;
-    Status error;
-    EXPECT_TRUE(wait_readable(socket_.theirs, Deadline::in_ms(10'000)));
-    EXPECT_EQ(receive(socket_.theirs, packet, error), ReceiveResult::kPacket);
-    EXPECT_EQ(type_of(packet), type);
-    return packet.header.request_id;
-  }
-  template <typename Body>
-  void answer(abi::AttachType type, std::uint32_t id, const Body& body) {
-    EXPECT_TRUE(send(socket_.theirs, type, id, body).ok());
-  }
+  void on_late_join_locked() override {}
 
   std::unique_ptr<abi::SegmentB> b_ = std::make_unique<abi::SegmentB>();
   std::atomic<int> ends_{0};
-  std::atomic<int> late_joins_{0};
   Connection connection_{socket_.ours, *b_, waits_, *this};
 };
-
-TEST_F(ConnectionTest, RepliesComeInAnyOrder) {
-  Packet replies[2];
-  auto first = std::async(std::launch::async,
-                          [&] { return ask(abi::AttachType::kLeave, abi::AttachType::kLeft, replies[0]); });
-  const std::uint32_t first_id = next_request(abi::AttachType::kLeave);
-  auto second = std::async(std::launch::async,
-                           [&] { return ask(abi::AttachType::kLeave, abi::AttachType::kLeft, replies[1]); });
-  const std::uint32_t second_id = next_request(abi::AttachType::kLeave);
-  EXPECT_NE(first_id, second_id);
-  answer(abi::AttachType::kLeft, second_id, abi::Left{2, 0});
-  EXPECT_TRUE(second.get().ok());
-  answer(abi::AttachType::kLeft, first_id, abi::Left{1, 0});
-  EXPECT_TRUE(first.get().ok());
-  EXPECT_EQ(replies[0].read<abi::Left>().value().member, 1u);
-  EXPECT_EQ(replies[1].read<abi::Left>().value().member, 2u);
-}
-
-TEST_F(ConnectionTest, WhenTheDaemonHangsUpAllWaitsEnd) {
-  Packet reply;
-  auto asked = std::async(std::launch::async,
-                          [&] { return ask(abi::AttachType::kLeave, abi::AttachType::kLeft, reply); });
-  next_request(abi::AttachType::kLeave);
-  socket_.theirs.reset();
-  EXPECT_EQ(asked.get().code(), StatusCode::kDaemonLost);
-  EXPECT_EQ(ended().code(), StatusCode::kDaemonLost);
-  EXPECT_EQ(ends_, 1);
-  EXPECT_EQ(ask(abi::AttachType::kLeave, abi::AttachType::kLeft, reply).code(), StatusCode::kDaemonLost);
-  EXPECT_EQ(ends_, 1) << "once";
-}
 
 TEST_F(ConnectionTest, TheEndsReasonIsSegmentBs) {
   abi::set_text(b_->message, "the operator said so", 20);
@@ -229,26 +175,6 @@ TEST_F(ConnectionTest, TheEndsReasonIsSegmentBs) {
   EXPECT_EQ(connection_.ended().code(), StatusCode::kPermissionDenied);
   EXPECT_EQ(connection_.ended().message(), "the operator said so");
   EXPECT_EQ(ends_, 1);
-}
-
-// Its member would hold the rank for ever.
-TEST_F(ConnectionTest, AJoinThatComesTooLateIsLeft) {
-  Packet reply;
-  EXPECT_EQ(ask(abi::AttachType::kJoin, abi::AttachType::kJoined, reply, 20).code(),
-            StatusCode::kDeadlineExceeded);
-  EXPECT_EQ(late_joins_, 1);
-  const std::uint32_t id = next_request(abi::AttachType::kJoin);
-  abi::Joined joined{};
-  joined.member = 5;
-  answer(abi::AttachType::kJoined, id, joined);
-  connection_.look_at_socket();
-  Packet leave;
-  Status error;
-  ASSERT_EQ(receive(socket_.theirs, leave, error), ReceiveResult::kPacket);
-  EXPECT_EQ(type_of(leave), abi::AttachType::kLeave);
-  EXPECT_EQ(leave.read<abi::Leave>().value().member, 5u);
-  const Lock lock = waits_.lock();
-  EXPECT_FALSE(connection_.awaits_late_join_locked());
 }
 
 TEST_F(ConnectionTest, WhoIsRefusedHearsOfTheDaemonsEnd) {
@@ -298,28 +224,6 @@ class HooksTest : public WaitsTest, protected HookSource {
   std::atomic<int> device_looks_{0};
   Hooks hooks_{waits_, *this};
 };
-
-TEST_F(HooksTest, RunOnAThreadOfTheirOwn) {
-  {
-    const Lock lock = waits_.lock();
-    ASSERT_TRUE(hooks_.start_locked().ok());
-    auto ready = call(3);
-    hooks_.call_locked(ready);
-  }
-  EXPECT_TRUE(soon([this] { return ran_ == 3; }));
-  EXPECT_FALSE(hooks_.in_thread());
-}
-
-TEST_F(HooksTest, LeavingWaitsForThem) {
-  Lock lock = waits_.lock();
-  ASSERT_TRUE(hooks_.start_locked().ok());
-  for (int i = 1; i <= 5; ++i) {
-    auto ready = call(i);
-    hooks_.call_locked(ready);
-  }
-  hooks_.await_locked(lock, group_);
-  EXPECT_EQ(ran_, 15);
-}
 
 TEST_F(HooksTest, AnExpectedOneIsCalledWhenItsOperationHasEnded) {
   {
