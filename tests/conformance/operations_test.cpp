@@ -4,6 +4,7 @@
 
 #include <atomic>
 #include <cstring>
+#include <functional>
 #include <thread>
 
 namespace epd::test {
@@ -28,77 +29,43 @@ Case small_case(std::uint32_t num_ranks, std::uint32_t depth = 2) {
 
 // ---- results -----------------------------------------------------------------------------------
 
-TEST_P(Operations, NothingIsSelectedAnywhere) {
-  Case c = small_case(3);
-  c.routing = Routing::kNothing;
-  run_script(c, {});
-}
-
-TEST_P(Operations, NoTokensOnAnyRank) {
-  Case c = small_case(4);
-  c.sizes = Sizes::kAllEmpty;
-  run_script(c, {});
-}
-
-TEST_P(Operations, NoTokensOnSomeRanks) {
-  Case c = small_case(5);
-  c.sizes = Sizes::kSomeEmpty;
-  ScriptOptions options;
-  options.rounds = 8;
-  run_script(c, options);
-}
-
-TEST_P(Operations, AllTokensToOneExpertFillTheBuffer) {
-  Case c = small_case(4);
-  c.max_tokens = 33;
-  c.routing = Routing::kOneExpert;  // one rank receives R*T rows
-  run_script(c, {});
-}
-
-TEST_P(Operations, MostChoicesAndOneExpertPerRank) {
-  Case c = small_case(4);
-  c.num_experts = 4;
-  c.topk = 32;
-  c.max_tokens = 7;
-  c.index64 = true;
-  run_script(c, {});
-}
-
-TEST_P(Operations, ManyExpertsPerRank) {
-  Case c = small_case(2);
-  c.num_experts = 4096;
-  c.topk = 8;
-  run_script(c, {});
-}
-
-TEST_P(Operations, LongRowsInBothPayloads) {
-  for (const epd_payload_t payload : {EPD_PAYLOAD_BF16, EPD_PAYLOAD_FP8_CAST}) {
-    Case c = small_case(4);
-    c.hidden = 7168;
-    c.num_experts = 256;
-    c.topk = 8;
-    c.max_tokens = 9;
-    c.payload = payload;
-    run_script(c, {});
+TEST_P(Operations, ExtremeShapesAndRoutings) {
+  struct Extreme {
+    const char* what;
+    Case test_case;
+    std::function<void(Case&)> change;
+    std::uint32_t rounds = ScriptOptions().rounds;
+  };
+  const auto long_rows = [](epd_payload_t payload) {
+    return [payload](Case& c) {
+      c.hidden = 7168, c.num_experts = 256, c.topk = 8, c.max_tokens = 9;
+      c.payload = payload;
+    };
+  };
+  const Extreme extremes[] = {
+      {"nothing is selected anywhere", small_case(3), [](Case& c) { c.routing = Routing::kNothing; }},
+      {"no tokens on any rank", small_case(4), [](Case& c) { c.sizes = Sizes::kAllEmpty; }},
+      {"no tokens on some ranks", small_case(5), [](Case& c) { c.sizes = Sizes::kSomeEmpty; }, 8},
+      {"all tokens to one expert fill the buffer", small_case(4),
+       [](Case& c) { c.max_tokens = 33, c.routing = Routing::kOneExpert; }},
+      {"most choices and one expert per rank", small_case(4),
+       [](Case& c) { c.num_experts = 4, c.topk = 32, c.max_tokens = 7, c.index64 = true; }},
+      {"many experts per rank", small_case(2), [](Case& c) { c.num_experts = 4096, c.topk = 8; }},
+      {"long rows", small_case(4), long_rows(EPD_PAYLOAD_BF16)},
+      {"long rows of FP8", small_case(4), long_rows(EPD_PAYLOAD_FP8_CAST)},
+      {"one token, one rank, one expert", small_case(1, 1),
+       [](Case& c) { c.num_experts = 1, c.max_tokens = 1, c.topk = 1; }},
+      {"blocks larger than one chunk of work", small_case(2),
+       [](Case& c) { c.hidden = 4096, c.max_tokens = 301, c.sizes = Sizes::kUneven; }, 3},
+  };
+  for (const Extreme& extreme : extremes) {
+    SCOPED_TRACE(extreme.what);
+    Case c = extreme.test_case;
+    extreme.change(c);
+    ScriptOptions options;
+    options.rounds = extreme.rounds;
+    run_script(c, options);
   }
-}
-
-TEST_P(Operations, OneTokenOneRankOneExpert) {
-  Case c = small_case(1, 1);
-  c.num_experts = 1;
-  c.max_tokens = 1;
-  c.topk = 1;
-  run_script(c, {});
-}
-
-TEST_P(Operations, BlocksLargerThanOneChunkOfWork) {
-  Case c = small_case(2);
-  c.hidden = 4096;
-  c.max_tokens = 301;
-  c.sizes = Sizes::kUneven;
-  ScriptOptions options;
-  options.rounds = 3;
-  run_script(c, options);
 }
 
 TEST_P(Operations, SameInputsGiveSameBytes) {

@@ -6,5 +6,5 @@ foreach(_name far_span far_flow far_judge far_ledger far_seal far_side far_proxy
 endforeach()
 target_include_directories(far_test PRIVATE ${PROJECT_SOURCE_DIR}/daemon/engine)
 target_link_libraries(far_test PRIVATE epd_engine_harness epd_test_support epd_engine epd_device epd_far epd_transport
-  GTest::gtest epd_options)
+  GTest::gtest_main epd_options)
 epd_suites(far_test LABEL unit TIMEOUT 300)

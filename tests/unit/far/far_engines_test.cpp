@@ -3,8 +3,6 @@
 #include "engine_nodes.h"
 #include "wrapped_transport.h"
 
-#include "transport/ucx.h"
-
 #include <gtest/gtest.h>
 
 #include <atomic>
@@ -380,106 +378,6 @@ TEST(FarEngines, AnOperationThatIsLateNamesWhomItWaitsFor) {
   EXPECT_EQ(nodes.run({FarStep{}}), "");
 }
 
-// The engine's page, as its supervisor reads it.
-class ShownPage {
- public:
-  ShownPage(EngineNodes& nodes, std::size_t engine)
-      : mapping_(Mapping::map(nodes.engine(engine).page().get(), sizeof(abi::EnginePage), Access::kReadOnly)
-                     .value()) {}
-  const abi::FarTable& far() const { return mapping_.as<abi::EnginePage>()->far; }
-  // The only far engine; null: none, or several. What strangers sent before it was known is in a row of no
-  // engine.
-  const abi::FarRow* row() const {
-    const abi::FarRow* found = nullptr;
-    for (const abi::FarRow& row : far().rows) {
-      if (row.key == 0 || row.node == 0) continue;
-      if (found != nullptr) return nullptr;
-      found = &row;
-    }
-    return found;
-  }
-  bool becomes(abi::FarState state) const {
-    return comes([&] { return row() != nullptr && row()->state == static_cast<std::uint32_t>(state); });
-  }
-  // What an operation in flight there waits for of other nodes.
-  bool an_operation_waits_for(const std::string& what) const {
-    return comes([&] {
-      for (const abi::OpView& op : mapping_.as<abi::EnginePage>()->ops)
-        if (op.ticket != 0 && op.far_wait.load() == what) return true;
-      return false;
-    });
-  }
-
- private:
-  Mapping mapping_;
-};
-
-TEST(FarEngines, ThePageShowsWhatPassesBetweenEngines) {
-  const Case c = plain_case(4);
-  EngineNodesOptions options = two_nodes();
-  EngineNodes nodes(c, options);
-  nodes.begin();
-  ASSERT_EQ(nodes.expect_ready(), "");
-  std::mt19937 random = random_of(8, 0);
-  ASSERT_EQ(nodes.run(random_steps(c, 12, random)), "") << nodes.describe();
-  const ShownPage shown[] = {ShownPage(nodes, 0), ShownPage(nodes, 1)};
-  for (std::size_t i = 0; i < 2; ++i) {
-    ASSERT_TRUE(shown[i].becomes(abi::FarState::kConnected));
-    const abi::FarRow& row = *shown[i].row();
-    EXPECT_EQ(row.node_name.load(), "node-" + std::to_string(2 - i));
-    EXPECT_EQ(row.node, 2 - i);
-    EXPECT_EQ(row.device_index, 0u);
-    EXPECT_EQ(row.groups, 1u);
-    EXPECT_EQ(row.carrier.load(), "in-process");
-    EXPECT_EQ(row.peer_carrier.load(), "in-process");
-    EXPECT_EQ(row.reason.load(), "");
-    EXPECT_TRUE(comes([&] { return row.round_trip_ns != 0; }));
-    EXPECT_EQ(row.window_bytes, shown[i].far().promised_bytes);
-    EXPECT_GT(row.window_bytes, 0u);
-    EXPECT_EQ(shown[i].far().max_bytes, options.max_bytes);
-    EXPECT_EQ(shown[i].far().carrier.load(), "in-process");
-    EXPECT_EQ(shown[i].far().problem.load(), "");
-  }
-  for (std::size_t kind = 0; kind < abi::kNumFarBatches; ++kind) {
-    for (std::size_t i = 0; i < 2; ++i) {
-      const abi::FarCounters& here = shown[i].row()->counters;
-      const abi::FarCounters& there = shown[1 - i].row()->counters;
-      EXPECT_GT(here.bytes_sent[kind], 0u) << kind;
-      EXPECT_TRUE(comes([&] { return here.batches_sent[kind] == there.batches_received[kind]; })) << kind;
-      EXPECT_EQ(here.bytes_sent[kind], there.bytes_received[kind]) << kind;
-    }
-  }
-  ASSERT_EQ(nodes.remove(), "");
-  EXPECT_TRUE(shown[0].becomes(abi::FarState::kIdle));
-  EXPECT_EQ(shown[0].row()->groups, 0u);
-  EXPECT_EQ(shown[0].far().promised_bytes, 0u);
-}
-
-TEST(FarEngines, ThePageSaysWhyAnEngineIsDown) {
-  EngineNodes nodes(plain_case(4), two_nodes());
-  nodes.begin();
-  ASSERT_EQ(nodes.expect_ready(), "");
-  const ShownPage shown(nodes, 0);
-  EXPECT_TRUE(shown.becomes(abi::FarState::kConnected));
-  nodes.stop(1);
-  nodes.tell_address(0, 1, true);
-  EXPECT_TRUE(shown.becomes(abi::FarState::kDown));
-  EXPECT_TRUE(comes([&] { return shown.row()->reason.load() == "it is down"; }))
-      << shown.row()->reason.load();
-}
-
-TEST(FarEngines, AnOperationInFlightShowsWhatItWaitsForOfOtherNodes) {
-  const Case c = plain_case(4);
-  EngineNodes nodes(c, two_nodes());
-  nodes.begin();
-  ASSERT_EQ(nodes.expect_ready(), "");
-  const ShownPage shown(nodes, 0);
-  nodes.call(1, FarStep{});
-  EXPECT_TRUE(shown.an_operation_waits_for("the announcement of rank 3 on node-2"));
-  ASSERT_EQ(nodes.break_and_resume(), "");
-  EXPECT_EQ(nodes.run({FarStep{}}), "");
-}
-
 TEST(FarEngines, MemoryIsPromisedAtTheStart) {
   EngineNodesOptions options = two_nodes();
   options.max_bytes = 100'000;
@@ -518,7 +416,9 @@ TEST(FarEngines, AnEngineWithoutNetworkSaysSo) {
   EXPECT_TRUE(nodes.engine(0).address().empty());
   nodes.begin();
   EXPECT_EQ(nodes.expect_ready(0), "NOT_FOUND: no libucp in this test");
-  EXPECT_EQ(ShownPage(nodes, 0).far().problem.load(), "no libucp in this test");
+  const Mapping page =
+      Mapping::map(nodes.engine(0).page().get(), sizeof(abi::EnginePage), Access::kReadOnly).value();
+  EXPECT_EQ(page.as<abi::EnginePage>()->far.problem.load(), "no libucp in this test");
   EXPECT_EQ(nodes.remove(), "");
 }
 
@@ -576,44 +476,5 @@ TEST(FarEngines, AGroupOfOneNodeIsNotTouched) {
   EXPECT_TRUE(works());
 }
 
-TEST(FarEngines, OverUcx) {
-  EngineNodesOptions options = places({1, 1, 2, 3}, {0, 1, 0, 0});
-  options.open = [](const transport::Limits& limits) {
-    transport::UcxOptions ucx;
-    ucx.devices = "lo";
-    ucx.limits = limits;
-    return transport::open_ucx(ucx);
-  };
-  if (const Status status = options.open({}).status(); status.code() == StatusCode::kNotFound)
-    GTEST_SKIP() << status.message();
-  for (std::uint64_t i = 0; i < 4; ++i) {
-    std::mt19937 random = random_of(6, i);
-    const Case c = far_case(random, 4);
-    EngineNodes nodes(c, options);
-    nodes.begin();
-    ASSERT_EQ(nodes.expect_ready(), "") << nodes.describe();
-    const std::vector<FarStep> steps = random_steps(c, 12, random);
-    ASSERT_EQ(nodes.run(steps, 4), "") << nodes.describe();
-    ASSERT_EQ(nodes.break_and_resume(), "") << nodes.describe();
-    ASSERT_EQ(nodes.run(steps, 8), "") << nodes.describe();
-    nodes.stop(2);
-    ASSERT_EQ(nodes.break_all({2}), "") << nodes.describe();
-    nodes.restart(2);
-    ASSERT_EQ(nodes.expect_ready(2), "") << nodes.describe();
-    nodes.take_next_index(8);
-    nodes.resume();
-    ASSERT_EQ(nodes.expect_resumed(), "") << nodes.describe();
-    ASSERT_EQ(nodes.run(steps), "") << nodes.describe();
-  }
-}
-
 }  // namespace
 }  // namespace epd::test
-
-// UCX reads parts of its environment before any thread runs.
-int main(int argc, char** argv) {
-  for (const auto& [name, value] : epd::transport::ucx_environment())
-    ::setenv(name.c_str(), value.c_str(), 0);
-  ::testing::InitGoogleTest(&argc, argv);
-  return RUN_ALL_TESTS();
-}
