@@ -18,7 +18,8 @@ epd_system_test(gpu_fault_test LABEL fault
 target_compile_definitions(gpu_fault_test PRIVATE
   EPD_FAKE_MPS_CONTROL="${CMAKE_CURRENT_LIST_DIR}/../support/fake_mps_control.sh")
 # The same on machines with fewer GPUs: with one, what can be seen there.
-epd_system_suites(gpu_fault_test PREFIX TwoGpus. LABEL fault ENVIRONMENT EPD_FAKE_CUDA_DEVICES=set:2)
+epd_system_suites(gpu_fault_test PREFIX TwoGpus. LABEL fault ENVIRONMENT EPD_FAKE_CUDA_DEVICES=set:2
+  FILTER GpuFault.*:*GpuFaultCalls*)
 epd_system_suites(gpu_fault_test PREFIX OneGpu. LABEL fault ENVIRONMENT EPD_FAKE_CUDA_DEVICES=set:1
   FILTER OneGpuFault.*:*between_operations*:*memop*)
 # Each of the driver's functions that the daemon knows: its table of them says which.

@@ -1,7 +1,7 @@
 include(${CMAKE_CURRENT_SOURCE_DIR}/support/fake_cuda.cmake)
 if(EPD_FAKE_CUDA)
   add_executable(fake_cuda_test ${CMAKE_CURRENT_SOURCE_DIR}/unit/kernels/kernels_calls_test.cpp)
-  foreach(_name test graph_test calls_test call_ends_test gates_test call_world world)
+  foreach(_name test graph_test call_ends_test gates_test call_world world)
     target_sources(fake_cuda_test PRIVATE ${CMAKE_CURRENT_LIST_DIR}/fake_cuda_${_name}.cpp)
   endforeach()
   target_include_directories(fake_cuda_test PRIVATE ${CMAKE_CURRENT_SOURCE_DIR} ${CMAKE_CURRENT_SOURCE_DIR}/support

@@ -1,6 +1,5 @@
 // All the ways in which calls end, on the fake driver.
 #include "unit/fake_cuda/fake_cuda_call_world.h"
-#include "unit/fake_cuda/fake_cuda_cases.h"
 
 #include "proto/arena.h"
 

@@ -156,7 +156,6 @@ abi::Call CallWorld::combine(std::uint32_t route) const {
   abi::Call call;
   call.op = abi::Op::kCombine;
   call.slot = call.route = route;
-  call.flags = combine_flags;
   return call;
 }
 
@@ -225,17 +224,6 @@ void CallWorld::call_by_host(std::uint32_t r, abi::Call call) {
   if (own.open) enqueue_pairs(r, kPairsOfACall);
 }
 
-abi::CallEnd CallWorld::result(std::uint32_t r, std::uint32_t result, std::uint32_t runs) {
-  const abi::CallResult& place = ranks_[r].results->places[abi::place_of(result)];
-  abi::CallEnd end;
-  EXPECT_TRUE(comes([&] {
-    std::uint64_t words[abi::CallResult::kWords];
-    for (std::uint32_t i = 0; i < abi::CallResult::kWords; ++i) words[i] = now(place.words[i]);
-    return abi::read_result(words, end) && end.result == result && end.runs == runs;
-  }));
-  return end;
-}
-
 void CallWorld::write(std::uint32_t r, const void* word, std::uint32_t value) {
   EPD_CU(cuStreamWriteValue32(use(r).control, address(word), value, 0));
   EPD_CU(cuStreamSynchronize(ranks_[r].control));
@@ -244,10 +232,6 @@ void CallWorld::write(std::uint32_t r, const void* word, std::uint32_t value) {
 void CallWorld::write_enabled_epoch(std::uint32_t r, std::uint32_t enabled_epoch) {
   ranks_[r].enabled_epoch = enabled_epoch;
   write(r, &ranks_[r].lane->door[1], enabled_epoch);
-}
-
-void CallWorld::abort(std::uint32_t r, std::uint32_t word) {
-  write(r, &ranks_[r].state->abort, word);
 }
 
 void CallWorld::resume(std::uint32_t r, const Start& start) {
@@ -260,14 +244,14 @@ void CallWorld::resume(std::uint32_t r, const Start& start) {
   to.routes = own.starts;
   for (std::uint32_t i = 0; i < kRoutes; ++i) own.starts[i] = start.routes[i];
   std::atomic_ref(own.words->epoch).store(static_cast<std::uint32_t>(start.epoch));
-  abort(r, 0);
+  write(r, &own.state->abort, 0);
   write_enabled_epoch(r, (own.enabled_epoch + 1) | 1);
   ASSERT_TRUE(comes([&] { return kernels::cuda::nothing_runs(now(own.lane->door[0])); }));
 }
 
 void CallWorld::halt(std::uint32_t r) {
   CallRank& own = ranks_[r];
-  abort(r, 1);
+  write(r, &ranks_[r].state->abort, 1);
   write_enabled_epoch(r, (own.enabled_epoch | 1) + 1);
   ASSERT_TRUE(comes([&] { return !inside(r); }));
 }

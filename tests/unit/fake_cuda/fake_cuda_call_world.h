@@ -41,6 +41,9 @@ inline bool comes(const std::function<bool()>& what) {
   return true;
 }
 
+using gpu_test::Case;
+using gpu_test::shape_of;
+
 struct CallRank {
   CUstream pairs = nullptr;
   CUstream client = nullptr;
@@ -88,7 +91,6 @@ class CallWorld {
   std::uint32_t size() const { return world_.size(); }
 
   std::uint32_t dispatch_flags = 0;  // abi::OpFlags of calls
-  std::uint32_t combine_flags = 0;
   // From here on pairs are enqueued with each call, as many as there are rings of the bell for one.
   void open(std::uint32_t r);
   // All pairs run, and take nothing.
@@ -100,8 +102,6 @@ class CallWorld {
   bool inside(std::uint32_t r) const { return now(ranks_[r].lane->door[0]) != 0; }
   // A call of the host's.
   void call_by_host(std::uint32_t r, abi::Call call);
-  // The end of the last call with this result, once it has come.
-  abi::CallEnd result(std::uint32_t r, std::uint32_t result, std::uint32_t runs = 1);
 
   struct Start {
     std::uint64_t epoch = 1;
@@ -112,7 +112,6 @@ class CallWorld {
   // The next odd enabled epoch, or the next even one. Returns when no kernel runs that knows an earlier one.
   void resume(std::uint32_t r, const Start& start);
   void halt(std::uint32_t r);
-  void abort(std::uint32_t r, std::uint32_t word);
 
   struct Ring {
     std::uint32_t num_tokens = 0;

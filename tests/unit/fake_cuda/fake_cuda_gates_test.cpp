@@ -2,7 +2,6 @@
 // driver.
 #include "fake_cuda/watching.h"
 #include "unit/fake_cuda/fake_cuda_call_world.h"
-#include "unit/fake_cuda/fake_cuda_cases.h"
 #include "unit/fake_cuda/fake_cuda_faults.h"
 
 namespace epd::fake_cuda_test {
