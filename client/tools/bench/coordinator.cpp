@@ -32,27 +32,8 @@ std::size_t noop_count(const RunPlan& plan) {
 
 }  // namespace
 
-Daemon::Daemon(const DaemonPlan& plan, const Devices& devices) : socket_(plan.socket) {
-  if (!plan.socket.empty()) return;
-  own_.emplace(kit::DaemonOptions{.program = plan.program,
-                                  .host_devices = devices.host,
-                                  .cuda_devices = devices.cuda,
-                                  .sms = devices.sms,
-                                  .linger_us = devices.linger_us});
-}
-
-void Daemon::stop() {
-  if (!own_) return;
-  const std::string outcome = own_->stop();
-  if (!outcome.empty()) kit::fail(outcome);
-}
-
-std::string Daemon::log() const {
-  if (!own_ || own_->log_tail().empty()) return "";
-  return "\nthe end of the daemon's log:\n" + own_->log_tail();
-}
-
-std::unique_ptr<Samples> run_ranks(const RunPlan& plan, const Daemon& daemon, const std::string& label) {
+std::unique_ptr<Samples> run_ranks(const RunPlan& plan, const kit::OwnDaemon& daemon,
+                                   const std::string& label) {
   validate(plan);
   const std::uint32_t targets = plan.ranks * kit::targets_per_rank(plan.params());
   auto samples = std::make_unique<Samples>(plan.iterations, plan.ranks, noop_count(plan), targets);

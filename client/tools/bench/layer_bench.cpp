@@ -87,15 +87,18 @@ void validate_layer(const RunPlan& plan) {
 Json measure_layer(const RunPlan& plan, const std::string& program) {
   std::vector<double> alone_us;
   measure_alone(plan, alone_us);
-  Daemon daemon({.socket = "", .program = program},
-                {.cuda = plan.gpus, .sms = plan.sms, .linger_us = plan.linger_us});
+  kit::OwnDaemon daemon({.program = program,
+                         .host_devices = 0,
+                         .cuda_devices = plan.gpus,
+                         .sms = plan.sms,
+                         .linger_us = plan.linger_us});
   std::unique_ptr<Samples> samples;
   try {
     samples = run_ranks(plan, daemon, "epbench layer");
   } catch (const kit::ToolError& error) {
-    kit::fail(error.what() + daemon.log());
+    kit::fail(error.what() + daemon.log_tail());
   }
-  daemon.stop();
+  if (const std::string outcome = daemon.stop(); !outcome.empty()) kit::fail(outcome);
   measure_alone(plan, alone_us);
   const auto slowest = [&](const kit::SharedArray<double>& times) {
     return per_layer(kit::slowest_rank(times.span(), plan.ranks), plan);

@@ -128,7 +128,7 @@ std::string leak_of(pid_t daemon, int before) {
   return "the daemon holds " + std::to_string(now) + " memory files, before: " + std::to_string(before);
 }
 
-void run_alone(const Daemon& daemon, const std::function<void()>& body) {
+void run_alone(const kit::OwnDaemon& daemon, const std::function<void()>& body) {
   kit::Team team(1);
   kit::Team::Options options;
   if (daemon.pid() > 0) options.daemons = {daemon.pid()};
@@ -137,7 +137,7 @@ void run_alone(const Daemon& daemon, const std::function<void()>& body) {
 
 }  // namespace
 
-Reports measure_attach(const Daemon& daemon, std::uint32_t rounds) {
+Reports measure_attach(const kit::OwnDaemon& daemon, std::uint32_t rounds) {
   kit::SharedArray<double> attach_us(rounds);
   kit::SharedArray<double> detach_us(rounds);
   kit::SharedArray<char> name(64);
@@ -155,7 +155,7 @@ Reports measure_attach(const Daemon& daemon, std::uint32_t rounds) {
   return {report_of("attach", attach_us, name), report_of("detach", detach_us, name)};
 }
 
-Reports measure_reap(const Daemon& daemon, std::uint32_t rounds) {
+Reports measure_reap(const kit::OwnDaemon& daemon, std::uint32_t rounds) {
   kit::SharedArray<double> lost_us(rounds);
   kit::SharedArray<double> reuse_us(rounds);
   kit::SharedArray<char> name(64);

@@ -49,7 +49,7 @@ struct Outcome {
 
 // A suite continues once after a run that did not finish, because GPU time is expensive.
 Outcome run_all(const std::vector<SuiteRun>& runs, const std::vector<GpuCeiling>& ceilings,
-                const Daemon& daemon) {
+                const kit::OwnDaemon& daemon) {
   constexpr std::uint32_t kMostFailures = 2;
   Outcome outcome;
   for (std::size_t i = 0; i < runs.size() && outcome.failures < kMostFailures; ++i) {
@@ -62,7 +62,8 @@ Outcome run_all(const std::vector<SuiteRun>& runs, const std::vector<GpuCeiling>
     } catch (const kit::ToolError& error) {
       if (runs.size() == 1) throw;
       ++outcome.failures;
-      std::fprintf(stderr, "epbench: %s: %s%s\n", runs[i].label.c_str(), error.what(), daemon.log().c_str());
+      std::fprintf(stderr, "epbench: %s: %s%s\n", runs[i].label.c_str(), error.what(),
+                   daemon.log_tail().c_str());
     }
     if (runs.size() > 1) {
       std::fprintf(stderr, "%s: %zu of %zu runs, %.1f s\n", runs[i].label.c_str(), i + 1, runs.size(),
@@ -73,7 +74,7 @@ Outcome run_all(const std::vector<SuiteRun>& runs, const std::vector<GpuCeiling>
 }
 
 bool run(const Options& options, const std::vector<SuiteRun>& runs, const std::vector<GpuCeiling>& ceilings,
-         const Daemon& daemon) {
+         const kit::OwnDaemon& daemon) {
   switch (options.command) {
     case Command::kRun:
     case Command::kSuite: {
@@ -108,16 +109,24 @@ std::uint32_t devices_for(const Options& options) {
 }
 
 // Ranks lie in turn on the GPUs that there are.
-Daemon::Devices find_devices(Options& options) {
+kit::DaemonOptions find_devices(Options& options) {
   RunPlan& run = options.run;
   const std::uint32_t wanted = devices_for(options);
-  if (!run.on_gpus()) return {.host = wanted, .sms = run.sms};
+  kit::DaemonOptions daemon{.socket = options.daemon.socket,
+                            .program = options.daemon.program,
+                            .host_devices = wanted,
+                            .sms = run.sms};
+  if (!run.on_gpus()) return daemon;
   if (run.sms == 0) run.sms = kDefaultGpuSms;
   const std::uint32_t found = count_gpus();
   run.gpus = std::min(found, wanted);
   if (found < wanted)
     std::fprintf(stderr, "epbench: %u ranks share %u %s\n", wanted, found, found == 1 ? "GPU" : "GPUs");
-  return {.cuda = run.gpus, .sms = run.sms, .linger_us = run.linger_us};
+  daemon.host_devices = 0;
+  daemon.cuda_devices = run.gpus;
+  daemon.sms = run.sms;
+  daemon.linger_us = run.linger_us;
+  return daemon;
 }
 
 int run_tool(Options& options) {
@@ -126,7 +135,7 @@ int run_tool(Options& options) {
       const Reports reports = measure_nodes(options.nodes, options.daemon.program);
       return print(reports, options.json, nodes_text(reports)) ? 0 : 1;
     }
-    Daemon::Devices devices = find_devices(options);
+    kit::DaemonOptions devices = find_devices(options);
     if (options.command == Command::kLayer) {
       const Json report = measure_layer(options.run, options.daemon.program);
       return print({report}, options.json, layer_text(report)) ? 0 : 1;
@@ -137,15 +146,15 @@ int run_tool(Options& options) {
       devices.sms = std::max(devices.sms, each.plan.sms);
     }
     const std::vector<GpuCeiling> ceilings = ceilings_of(runs);  // before the daemon's engines are there
-    Daemon daemon(options.daemon, devices);
+    kit::OwnDaemon daemon(devices);
     bool correct = false;
     try {
       correct = run(options, runs, ceilings, daemon);
     } catch (const kit::ToolError& error) {
-      std::fprintf(stderr, "epbench: %s%s\n", error.what(), daemon.log().c_str());
+      std::fprintf(stderr, "epbench: %s%s\n", error.what(), daemon.log_tail().c_str());
       return 1;
     }
-    daemon.stop();
+    if (const std::string outcome = daemon.stop(); !outcome.empty()) kit::fail(outcome);
     return correct ? 0 : 1;
   } catch (const kit::ToolError& error) {
     std::fprintf(stderr, "epbench: %s\n", error.what());

@@ -9,36 +9,6 @@
 
 namespace epd::ctl {
 
-enum class Command {
-  kStatus,
-  kDevices,
-  kNodes,
-  kNetwork,
-  kSessions,
-  kGroups,
-  kOps,
-  kOp,
-  kStats,
-  kWaits,
-  kEvents,
-  kWatch,
-  kConfig,
-  kHealth,
-  kReload,
-  kSetDevice,
-  kSetGroup,
-  kSetLog,
-  kSetLimits,
-  kEvictSession,
-  kEvictRank,
-  kRestartDevice,
-  kDrain,
-  kSize,
-  kDoctor,
-  kVersion,
-  kCompletion,
-};
-
 // size: a group that does not exist.
 struct SizeArguments {
   abi::GroupShape shape{};
@@ -50,7 +20,7 @@ struct SizeArguments {
 inline constexpr const char* kDefaultSocket = "/run/epd/control.sock";
 
 struct Arguments {
-  Command command = Command::kStatus;
+  std::string command;  // "set device"
   std::string socket = kDefaultSocket;
   // doctor: looked at while no daemon answers; several with colons between them, as clients may be given;
   // empty: the default, if `socket` is the default too

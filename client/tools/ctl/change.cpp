@@ -125,36 +125,6 @@ std::string group_in(const Response& response) {
   return "group " + std::to_string(response.group_id()) + " (" + response.name() + ")";
 }
 
-Exit set_device(const Context& context) {
-  v1::SetDeviceRequest request;
-  request.set_device(context.arguments.target);
-  return set<v1::SetDeviceResponse, v1::ListDevicesResponse>(
-      context, request, v1::ListDevicesRequest(),
-      [](const auto& list, const auto& /*response*/, const std::string& name, Json&) -> const Message* {
-        for (const v1::Device& device : list.devices()) {
-          if (device.name() == name) return &device;
-        }
-        return nullptr;
-      });
-}
-
-Exit set_group(const Context& context) {
-  v1::SetGroupRequest request;
-  request.set_group(context.arguments.target);
-  return set<v1::SetGroupResponse, v1::ListGroupsResponse>(
-      context, request, v1::ListGroupsRequest(),
-      [](const auto& list, const auto& response, std::string& name, Json& document) -> const Message* {
-        document = {{"group_id", response.group_id()}, {"name", response.name()}};
-        name = group_in(response);
-        for (const v1::Group& group : list.groups()) {
-          if (group.group_id() != response.group_id()) continue;
-          if (group.shape().span() == v1::SPAN_CLUSTER) document["this_node_only"] = true;
-          return &group;
-        }
-        return nullptr;
-      });
-}
-
 std::string text_of(const google::protobuf::RepeatedPtrField<v1::OptionChange>& changes) {
   std::string text;
   for (const v1::OptionChange& change : changes) {
@@ -200,7 +170,39 @@ Exit set_options(const Context& context, const std::string& section, const std::
   return context.answer(to_json(response), heading + text_of(response.changes()));
 }
 
-Exit reload(const Context& context) {
+}  // namespace
+
+Exit run_set_device(const Context& context) {
+  v1::SetDeviceRequest request;
+  request.set_device(context.arguments.target);
+  return set<v1::SetDeviceResponse, v1::ListDevicesResponse>(
+      context, request, v1::ListDevicesRequest(),
+      [](const auto& list, const auto& /*response*/, const std::string& name, Json&) -> const Message* {
+        for (const v1::Device& device : list.devices()) {
+          if (device.name() == name) return &device;
+        }
+        return nullptr;
+      });
+}
+
+Exit run_set_group(const Context& context) {
+  v1::SetGroupRequest request;
+  request.set_group(context.arguments.target);
+  return set<v1::SetGroupResponse, v1::ListGroupsResponse>(
+      context, request, v1::ListGroupsRequest(),
+      [](const auto& list, const auto& response, std::string& name, Json& document) -> const Message* {
+        document = {{"group_id", response.group_id()}, {"name", response.name()}};
+        name = group_in(response);
+        for (const v1::Group& group : list.groups()) {
+          if (group.group_id() != response.group_id()) continue;
+          if (group.shape().span() == v1::SPAN_CLUSTER) document["this_node_only"] = true;
+          return &group;
+        }
+        return nullptr;
+      });
+}
+
+Exit run_reload(const Context& context) {
   const auto response = context.connection.call<v1::ReloadConfigResponse>(v1::ReloadConfigRequest());
   return context.answer(to_json(response), "configuration reloaded, generation " +
                                                std::to_string(response.generation()) +
@@ -208,7 +210,7 @@ Exit reload(const Context& context) {
                                                text_of(response.changes()));
 }
 
-Exit evict_session(const Context& context) {
+Exit run_evict_session(const Context& context) {
   v1::EvictSessionRequest request;
   request.set_session_id(context.arguments.session_id);
   request.set_reason(context.arguments.reason);
@@ -217,7 +219,7 @@ Exit evict_session(const Context& context) {
                         "session " + std::to_string(request.session_id()) + " evicted\n");
 }
 
-Exit evict_rank(const Context& context) {
+Exit run_evict_group(const Context& context) {
   v1::EvictRankRequest request;
   request.set_group(context.arguments.target);
   request.set_rank(context.arguments.rank);
@@ -231,7 +233,7 @@ Exit evict_rank(const Context& context) {
                                                     printable(group_in(response)) + " evicted\n");
 }
 
-Exit restart_device(const Context& context) {
+Exit run_restart_device(const Context& context) {
   v1::RestartDeviceRequest request;
   request.set_device(context.arguments.target);
   context.connection.call<v1::RestartDeviceResponse>(request);
@@ -239,20 +241,12 @@ Exit restart_device(const Context& context) {
                         printable(request.device()) + " restarts\n");
 }
 
-}  // namespace
+Exit run_set_log(const Context& context) {
+  return set_options(context, "log.", "level=LEVEL, level=unset");
+}
 
-Exit run_change(const Context& context) {
-  switch (context.arguments.command) {
-    case Command::kSetDevice: return set_device(context);
-    case Command::kSetGroup: return set_group(context);
-    case Command::kSetLog: return set_options(context, "log.", "level=LEVEL, level=unset");
-    case Command::kSetLimits: return set_options(context, "limits.", "OPTION=VALUE, OPTION=unset");
-    case Command::kReload: return reload(context);
-    case Command::kEvictSession: return evict_session(context);
-    case Command::kEvictRank: return evict_rank(context);
-    case Command::kRestartDevice: return restart_device(context);
-    default: return Exit::kUsage;
-  }
+Exit run_set_limits(const Context& context) {
+  return set_options(context, "limits.", "OPTION=VALUE, OPTION=unset");
 }
 
 }  // namespace epd::ctl

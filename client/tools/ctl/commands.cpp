@@ -22,6 +22,15 @@ Exit show(const Context& context, const google::protobuf::Message& request, cons
   return context.answer(to_json(response), context.arguments.json ? "" : render(response, options...));
 }
 
+template <typename Request, typename Response>
+Exit view(const Context& context) {
+  return show<Response>(context, Request());
+}
+
+Exit run_groups(const Context& context) {
+  return show<v1::ListGroupsResponse>(context, v1::ListGroupsRequest(), context.arguments.members);
+}
+
 // Without names rather than without statistics.
 using Names = std::map<std::uint64_t, std::string>;
 Names names_of_groups(Connection& connection) {
@@ -30,6 +39,12 @@ Names names_of_groups(Connection& connection) {
   (void)connection.try_call(v1::ListGroupsRequest(), groups);
   for (const v1::Group& group : groups.groups()) names[group.group_id()] = group.name();
   return names;
+}
+
+Exit run_stats(const Context& context) {
+  return show<v1::GetStatisticsResponse>(
+      context, v1::GetStatisticsRequest(), context.arguments.ranks,
+      context.arguments.json ? Names() : names_of_groups(context.connection));
 }
 
 Exit run_op(const Context& context) {
@@ -103,32 +118,36 @@ Exit run_health(const Context& context) {
   return serving ? Exit::kOk : Exit::kProblems;
 }
 
-Exit run(const Context& context) {
-  switch (context.arguments.command) {
-    case Command::kStatus: return show<v1::GetStatusResponse>(context, v1::GetStatusRequest());
-    case Command::kDevices: return show<v1::ListDevicesResponse>(context, v1::ListDevicesRequest());
-    case Command::kNodes: return show<v1::ListNodesResponse>(context, v1::ListNodesRequest());
-    case Command::kNetwork: return show<v1::ListFarEnginesResponse>(context, v1::ListFarEnginesRequest());
-    case Command::kSessions: return show<v1::ListSessionsResponse>(context, v1::ListSessionsRequest());
-    case Command::kGroups:
-      return show<v1::ListGroupsResponse>(context, v1::ListGroupsRequest(), context.arguments.members);
-    case Command::kOps: return show<v1::ListOperationsResponse>(context, v1::ListOperationsRequest());
-    case Command::kOp: return run_op(context);
-    case Command::kStats:
-      return show<v1::GetStatisticsResponse>(
-          context, v1::GetStatisticsRequest(), context.arguments.ranks,
-          context.arguments.json ? Names() : names_of_groups(context.connection));
-    case Command::kWaits: return run_waits(context);
-    case Command::kConfig: return show<v1::GetConfigResponse>(context, v1::GetConfigRequest());
-    case Command::kHealth: return run_health(context);
-    case Command::kVersion: return run_version(context);
-    case Command::kEvents: return run_events(context);
-    case Command::kWatch: return run_watch(context);
-    case Command::kSize: return run_size(context);
-    case Command::kDrain: return run_drain(context);
-    case Command::kDoctor: return run_doctor(context);
-    default: return run_change(context);
-  }
+using Command = Exit (*)(const Context&);
+const std::map<std::string, Command>& commands() {
+  static const std::map<std::string, Command> kCommands = {
+      {"status", view<v1::GetStatusRequest, v1::GetStatusResponse>},
+      {"devices", view<v1::ListDevicesRequest, v1::ListDevicesResponse>},
+      {"nodes", view<v1::ListNodesRequest, v1::ListNodesResponse>},
+      {"network", view<v1::ListFarEnginesRequest, v1::ListFarEnginesResponse>},
+      {"sessions", view<v1::ListSessionsRequest, v1::ListSessionsResponse>},
+      {"groups", run_groups},
+      {"ops", view<v1::ListOperationsRequest, v1::ListOperationsResponse>},
+      {"op", run_op},
+      {"stats", run_stats},
+      {"waits", run_waits},
+      {"watch", run_watch},
+      {"events", run_events},
+      {"config", view<v1::GetConfigRequest, v1::GetConfigResponse>},
+      {"health", run_health},
+      {"set device", run_set_device},
+      {"set group", run_set_group},
+      {"set log", run_set_log},
+      {"set limits", run_set_limits},
+      {"reload", run_reload},
+      {"evict session", run_evict_session},
+      {"evict group", run_evict_group},
+      {"restart device", run_restart_device},
+      {"size", run_size},
+      {"drain", run_drain},
+      {"doctor", run_doctor},
+      {"version", run_version}};
+  return kCommands;
 }
 
 }  // namespace
@@ -136,7 +155,7 @@ Exit run(const Context& context) {
 Exit run(const Arguments& arguments, Output& output) {
   Connection connection(arguments.socket, arguments.timeout_ms);
   try {
-    return run(Context{arguments, connection, output});
+    return commands().at(arguments.command)({arguments, connection, output});
   } catch (const Failure& failure) {
     return report(arguments, output, failure);
   }
@@ -168,7 +187,7 @@ void write_json_line(Output& output, const Json& document) {
 }
 
 Exit report(const Arguments& arguments, Output& output, const Failure& failure) {
-  const bool line_by_line = arguments.command == Command::kEvents || arguments.command == Command::kWatch;
+  const bool line_by_line = arguments.command == "events" || arguments.command == "watch";
   if (arguments.json) {
     (line_by_line ? write_json_line : write_json)(output, to_json(failure));
   } else {

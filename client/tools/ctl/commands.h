@@ -29,7 +29,14 @@ struct Context {
 };
 
 // The commands with a file of their own.
-Exit run_change(const Context& context);  // set, evict, restart, reload
+Exit run_set_device(const Context& context);
+Exit run_set_group(const Context& context);
+Exit run_set_log(const Context& context);
+Exit run_set_limits(const Context& context);
+Exit run_reload(const Context& context);
+Exit run_evict_session(const Context& context);
+Exit run_evict_group(const Context& context);
+Exit run_restart_device(const Context& context);
 Exit run_drain(const Context& context);
 Exit run_doctor(const Context& context);
 Exit run_size(const Context& context);  // needs no daemon

@@ -89,9 +89,9 @@ CLI::App* add_group_of_commands(CLI::App& app, const char* name) {
   return sub;
 }
 
-CLI::App* add_command(CLI::App& app, Arguments& arguments, const char* name, Command command) {
+CLI::App* add_command(CLI::App& app, Arguments& arguments, const char* name) {
   CLI::App* sub = add_group_of_commands(app, name);
-  sub->callback([&arguments, command] { arguments.command = command; });
+  sub->callback([&arguments, path = path_of(*sub)] { arguments.command = path; });
   return sub;
 }
 
@@ -120,34 +120,34 @@ void add_options(CLI::App& app, Arguments& arguments) {
 }
 
 void add_views(CLI::App& app, Arguments& arguments) {
-  add_command(app, arguments, "status", Command::kStatus);
-  add_command(app, arguments, "devices", Command::kDevices);
-  add_command(app, arguments, "nodes", Command::kNodes);
-  add_command(app, arguments, "network", Command::kNetwork);
-  add_command(app, arguments, "sessions", Command::kSessions);
-  CLI::App* groups = add_command(app, arguments, "groups", Command::kGroups);
+  add_command(app, arguments, "status");
+  add_command(app, arguments, "devices");
+  add_command(app, arguments, "nodes");
+  add_command(app, arguments, "network");
+  add_command(app, arguments, "sessions");
+  CLI::App* groups = add_command(app, arguments, "groups");
   groups->add_flag("--members", arguments.members, "List the members of each group too");
-  add_command(app, arguments, "ops", Command::kOps);
-  CLI::App* op = add_command(app, arguments, "op", Command::kOp);
+  add_command(app, arguments, "ops");
+  CLI::App* op = add_command(app, arguments, "op");
   add_text(op, "ID", arguments.operation, "As epctl ops prints it", "OPERATION")
       ->check(refuse_operation)
       ->required();
-  CLI::App* stats = add_command(app, arguments, "stats", Command::kStats);
+  CLI::App* stats = add_command(app, arguments, "stats");
   stats->add_flag("--ranks", arguments.ranks, "One line per rank of each group too");
-  CLI::App* waits = add_command(app, arguments, "waits", Command::kWaits);
+  CLI::App* waits = add_command(app, arguments, "waits");
   add_text(waits, "GROUP", arguments.target, "Name, id or id:ID; default: all, without pairs of ranks",
            "GROUP")
       ->check([](const std::string& name) {
         return name.empty() ? "is empty; allowed: a name, an id or id:ID" : "";
       });
-  CLI::App* watch = add_command(app, arguments, "watch", Command::kWatch);
+  CLI::App* watch = add_command(app, arguments, "watch");
   watch->add_option("--interval", arguments.interval_s, "Seconds between two looks, 0.05..3600")
       ->type_name("SECONDS")
       ->check(seconds(kMinIntervalS, kMaxIntervalS, "0.05..3600 seconds"))
       ->capture_default_str();
   add_number(watch, "--count", arguments.count, "End after so many looks; default: until interrupted", 1,
              UINT32_MAX);
-  CLI::App* events = add_command(app, arguments, "events", Command::kEvents);
+  CLI::App* events = add_command(app, arguments, "events");
   events->add_flag("--follow", arguments.follow, "Go on with what happens from now on");
   events->add_option("--level", arguments.level, "Only events that are at least so important")
       ->check(CLI::IsMember({"info", "warning", "error"}))
@@ -158,8 +158,8 @@ void add_views(CLI::App& app, Arguments& arguments) {
   add_number(events, "--last", arguments.last, "Only the last N of those that are remembered", 1, UINT32_MAX);
   add_text(events, "--group", arguments.group, "Only events of this group, by name, id or id:ID", "GROUP");
   add_text(events, "--node", arguments.node, "Only events of this node of the cluster", "NODE");
-  add_command(app, arguments, "config", Command::kConfig);
-  CLI::App* health = add_command(app, arguments, "health", Command::kHealth);
+  add_command(app, arguments, "config");
+  CLI::App* health = add_command(app, arguments, "health");
   add_text(health, "SUBSYSTEM", arguments.subsystem, "daemon, control, membership, cluster or device/NAME",
            "SUBSYSTEM");
 }
@@ -167,12 +167,12 @@ void add_views(CLI::App& app, Arguments& arguments) {
 void add_set(CLI::App& app, Arguments& arguments) {
   CLI::App* set = add_group_of_commands(app, "set");
   set->require_subcommand(1);
-  CLI::App* device = add_command(*set, arguments, "device", Command::kSetDevice);
+  CLI::App* device = add_command(*set, arguments, "device");
   add_text(device, "NAME", arguments.target, "As epctl devices prints it", "DEVICE")->required();
-  CLI::App* group = add_command(*set, arguments, "group", Command::kSetGroup);
+  CLI::App* group = add_command(*set, arguments, "group");
   add_text(group, "GROUP", arguments.target, "Name, id or id:ID", "GROUP")->required();
-  CLI::App* log = add_command(*set, arguments, "log", Command::kSetLog);
-  CLI::App* limits = add_command(*set, arguments, "limits", Command::kSetLimits);
+  CLI::App* log = add_command(*set, arguments, "log");
+  CLI::App* limits = add_command(*set, arguments, "limits");
   for (const auto& [command, type] : {std::pair(device, "sms=N"),
                                       {group, "sms=N|priority=N|linger_us=N"},
                                       {log, "level=LEVELS"},
@@ -184,10 +184,10 @@ void add_evict(CLI::App& app, Arguments& arguments) {
   static std::string rank_word;  // of no further use
   CLI::App* evict = add_group_of_commands(app, "evict");
   evict->require_subcommand(1);
-  CLI::App* session = add_command(*evict, arguments, "session", Command::kEvictSession);
+  CLI::App* session = add_command(*evict, arguments, "session");
   add_number(session, "ID", arguments.session_id, "As epctl sessions prints it", 0, UINT64_MAX, "SESSION")
       ->required();
-  CLI::App* group = add_command(*evict, arguments, "group", Command::kEvictRank);
+  CLI::App* group = add_command(*evict, arguments, "group");
   add_text(group, "GROUP", arguments.target, "Name, id or id:ID", "GROUP")->required();
   group->add_option("rank", rank_word, "The word \"rank\"")->required()->check(CLI::IsMember({"rank"}));
   add_number(group, "RANK", arguments.rank, "Its number", 0, UINT32_MAX)->required();
@@ -199,7 +199,7 @@ void add_evict(CLI::App& app, Arguments& arguments) {
 void add_restart(CLI::App& app, Arguments& arguments) {
   CLI::App* restart = add_group_of_commands(app, "restart");
   restart->require_subcommand(1);
-  CLI::App* device = add_command(*restart, arguments, "device", Command::kRestartDevice);
+  CLI::App* device = add_command(*restart, arguments, "device");
   add_text(device, "NAME", arguments.target, "As epctl devices prints it", "DEVICE")->required();
 }
 
@@ -208,7 +208,7 @@ void add_size(CLI::App& app, Arguments& arguments) {
   abi::GroupShape& shape = arguments.size.shape;
   shape.depth = abi::kDefaultDepth;
   shape.expert_alignment = 1;
-  CLI::App* size = add_command(app, arguments, "size", Command::kSize);
+  CLI::App* size = add_command(app, arguments, "size");
   const auto number = [size](const char* name, const char* field, std::uint32_t& value, const char* text) {
     return size->add_option(name, value, text)->type_name("N")->check(field_of_shape(field));
   };
@@ -313,19 +313,19 @@ void build_grammar(CLI::App& app, Arguments& arguments) {
   add_options(app, arguments);
   add_views(app, arguments);
   add_set(app, arguments);
-  add_command(app, arguments, "reload", Command::kReload);
+  add_command(app, arguments, "reload");
   add_evict(app, arguments);
   add_restart(app, arguments);
   add_size(app, arguments);
-  CLI::App* drain = add_command(app, arguments, "drain", Command::kDrain);
+  CLI::App* drain = add_command(app, arguments, "drain");
   add_number(drain, "--timeout-ms", arguments.drain_ms,
              "Time for sessions to end by themselves, 1..86400000; default: as configured", 1, kMaxDrainMs,
              "MS");
   drain->add_flag("--wait", arguments.wait, "Return when the daemon has gone");
-  CLI::App* doctor = add_command(app, arguments, "doctor", Command::kDoctor);
+  CLI::App* doctor = add_command(app, arguments, "doctor");
   doctor->add_flag("--strict", arguments.strict, "Warnings are problems too (exit code 4)");
-  add_command(app, arguments, "version", Command::kVersion);
-  CLI::App* completion = add_command(app, arguments, "completion", Command::kCompletion);
+  add_command(app, arguments, "version");
+  CLI::App* completion = add_command(app, arguments, "completion");
   completion->add_option("SHELL", arguments.shell, "Whose script to print")
       ->required()
       ->check(CLI::IsMember({"bash", "zsh", "fish"}));

@@ -138,7 +138,7 @@ Exit run(int argc, char** argv, Output& output) {
     arguments.json = epd::ctl::wants_json(argc, argv);
     return answer(app, error, arguments, output);
   }
-  if (arguments.command == epd::ctl::Command::kCompletion) {
+  if (arguments.command == "completion") {
     write_text(arguments, output, epd::ctl::completion_script(arguments.shell));
     return Exit::kOk;
   }

@@ -4,6 +4,7 @@
 #include "kit/command.h"
 #include "kit/error.h"
 
+#include <algorithm>
 #include <csignal>
 #include <cstdlib>
 #include <filesystem>
@@ -59,7 +60,8 @@ std::string epctl(const std::string& control_socket, const std::vector<std::stri
   return must_run(all);
 }
 
-OwnDaemon::OwnDaemon(const DaemonOptions& options) {
+OwnDaemon::OwnDaemon(const DaemonOptions& options) : socket_(options.socket) {
+  if (!socket_.empty()) return;
   const std::string program = options.program.empty() ? executable_directory() + "/epd" : options.program;
   if (::access(program.c_str(), X_OK) != 0) {
     fail("no daemon to start at '" + program + "': give its path with --epd, or --socket of one that runs");
@@ -106,13 +108,14 @@ void OwnDaemon::spawn(const std::string& program, const std::function<void()>& i
   ::_exit(127);
 }
 
-std::string OwnDaemon::log_tail() const {
+std::string OwnDaemon::log_tail(const std::string& whose) const {
   std::ifstream file(directory_ + "/epd.log");
   std::ostringstream text;
-  text << file.rdbuf();
+  if (pid_ > 0) text << file.rdbuf();
   constexpr std::size_t kTail = 2000;
   const std::string all = text.str();
-  return all.size() <= kTail ? all : all.substr(all.size() - kTail);
+  if (all.empty()) return "";
+  return "\nthe end of the log of " + whose + ":\n" + all.substr(all.size() - std::min(all.size(), kTail));
 }
 
 std::string OwnDaemon::stop() {
@@ -132,8 +135,8 @@ std::string OwnDaemon::stop() {
     ::waitpid(pid_, &status, 0);
     outcome = "the daemon did not stop within 10 s of SIGTERM";
   }
+  if (!outcome.empty()) outcome += log_tail();
   pid_ = -1;
-  if (!outcome.empty()) outcome += "\nthe end of its log:\n" + log_tail();
   std::error_code ignored;
   fs::remove_all(directory_, ignored);
   return outcome;

@@ -139,11 +139,8 @@ std::uint64_t OwnNodes::link_bytes() const {
 
 std::string OwnNodes::log_tail() const {
   std::string text;
-  for (std::uint32_t node = 0; node < size(); ++node) {
-    const std::string tail = daemons_[node]->log_tail();
-    const std::string whose = network_ ? "the daemon of " + name_of(node) : "the daemon";
-    if (!tail.empty()) text += "\nthe end of the log of " + whose + ":\n" + tail;
-  }
+  for (std::uint32_t node = 0; node < size(); ++node)
+    text += daemons_[node]->log_tail(network_ ? "the daemon of " + name_of(node) : "the daemon");
   return text;
 }
 

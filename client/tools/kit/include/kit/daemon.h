@@ -11,6 +11,7 @@
 namespace epd::kit {
 
 struct DaemonOptions {
+  std::string socket{};              // of a daemon that runs already; empty: one is started
   std::string program;               // path of epd; empty: beside this executable
   std::uint32_t host_devices = 1;    // host:0 and up
   std::uint32_t cuda_devices = 0;    // cuda:0 and up
@@ -20,7 +21,8 @@ struct DaemonOptions {
   std::function<void()> in_child{};  // called before it is executed, in its process
 };
 
-// Started by the constructor, stopped by stop() or the destructor. Dies with this process.
+// Started by the constructor, stopped by stop() or the destructor. Dies with this process. One that runs
+// already is left alone.
 class OwnDaemon {
  public:
   explicit OwnDaemon(const DaemonOptions& options);  // throws ToolError
@@ -30,9 +32,9 @@ class OwnDaemon {
 
   const std::string& socket() const { return socket_; }
   std::string control_socket() const { return directory_ + "/control.sock"; }
-  pid_t pid() const { return pid_; }
-  // The last lines of its output.
-  std::string log_tail() const;
+  pid_t pid() const { return pid_; }  // -1: not ours
+  // The last lines of its output, with a heading; "" if there are none. `whose`: "the daemon".
+  std::string log_tail(const std::string& whose = "the daemon") const;
   // Sends SIGTERM, then SIGKILL after ten seconds. Returns "" after a clean exit, else what happened
   // and the end of its log.
   std::string stop();
