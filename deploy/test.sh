@@ -7,7 +7,7 @@ usage() {
 Usage: deploy/test.sh [--help] [--all] [--ci] [OPTIONS OF ctest]
 
 Installs missing Debian packages, builds everything (preset dev, in build/dev) and runs the tests,
-four at a time. A failed test's output is shown.
+three at a time. A failed test's output is shown.
 
   --all  also the tests with label nightly: floods, soaks, packages, other images of the kernels
   --ci   the whole build's output, and a JUnit report in build/dev/tests.xml
@@ -52,4 +52,4 @@ else
   quietly "Configuring" cmake --preset dev
   quietly "Building" cmake --build build/dev --parallel "$(build_jobs)" "${targets[@]}"
 fi
-exec ctest --test-dir build/dev --parallel 4 --output-on-failure --no-tests=error "${ctest_options[@]}"
+exec ctest --test-dir build/dev --parallel 3 --output-on-failure --no-tests=error "${ctest_options[@]}"
