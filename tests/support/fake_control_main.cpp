@@ -7,11 +7,9 @@
 //   empty               no devices, sessions, groups, operations, options
 //   sick                host:1 hangs, the last reload failed
 //   down                host:1 restarts
-//   hang                calls take two seconds
 //   draining            a drain goes on, with 700 ms left, and no end comes of it
 //   lingers             when it ends, it removes its sockets, and its process goes on for a second
 //   dies                a drain ends it at once, and its sockets stay
-//   read_only           callers may read and change nothing
 //   event TEXT          something happens
 //   event_of UID TEXT   a user does something
 //   asked               prints what was asked for that changes something, one line each, before "done"
@@ -24,7 +22,6 @@
 #include <sys/stat.h>
 #include <sys/un.h>
 #include <unistd.h>
-#include <atomic>
 #include <chrono>
 #include <cstdio>
 #include <cstring>
@@ -35,81 +32,18 @@
 namespace epd::test {
 namespace {
 
-using supervisor::Operator;
-
-class SlowFacade final : public supervisor::ControlFacade {
- public:
-  Result<v1::GetStatusResponse> status() override { return slow(fake_.status()); }
-  Result<std::string> boot_id() override { return slow(fake_.boot_id()); }
-  Result<supervisor::HealthFacts> health() override { return slow(fake_.health()); }
-  Result<v1::ListDevicesResponse> devices() override { return slow(fake_.devices()); }
-  Result<v1::ListSessionsResponse> sessions() override { return slow(fake_.sessions()); }
-  Result<v1::ListGroupsResponse> groups() override { return slow(fake_.groups()); }
-  Result<v1::ListOperationsResponse> operations() override { return slow(fake_.operations()); }
-  Result<v1::ListFarEnginesResponse> far_engines() override { return slow(fake_.far_engines()); }
-  Result<v1::ListNodesResponse> nodes() override { return slow(fake_.nodes()); }
-  Result<v1::GetConfigResponse> config() override { return slow(fake_.config()); }
-  Status authorize(const Operator& by, supervisor::Right wanted, const std::string& what) override {
-    return fake_.authorize(by, wanted, what);
-  }
-  Status drain(const Operator& by, std::uint32_t timeout_ms) override { return fake_.drain(by, timeout_ms); }
-  Result<v1::GetOperationResponse> operation(std::uint64_t session_id, std::uint64_t ticket) override {
-    return slow(fake_.operation(session_id, ticket));
-  }
-  Result<v1::GetStatisticsResponse> statistics() override { return slow(fake_.statistics()); }
-  Result<v1::GetWaitsResponse> waits(const supervisor::WaitsWanted& wanted) override {
-    return slow(fake_.waits(wanted));
-  }
-  Result<EventBatch> events(std::uint64_t after, std::size_t limit, std::uint32_t wait_ms) override {
-    return fake_.events(after, limit, wait_ms);
-  }
-  Result<v1::ReloadConfigResponse> reload(const Operator& by) override { return fake_.reload(by); }
-  Result<v1::SetOptionsResponse> set_options(const Operator& by,
-                                             const supervisor::OptionSettings& options) override {
-    return fake_.set_options(by, options);
-  }
-  Status set_device(const Operator& by, const std::string& device,
-                    std::optional<std::uint32_t> sms) override {
-    return fake_.set_device(by, device, sms);
-  }
-  Result<v1::SetGroupResponse> set_group(const Operator& by, const std::string& group,
-                                         const supervisor::GroupSettingsChange& change) override {
-    return fake_.set_group(by, group, change);
-  }
-  Status evict_session(const Operator& by, std::uint64_t session_id, const std::string& reason) override {
-    return fake_.evict_session(by, session_id, reason);
-  }
-  Status restart_device(const Operator& by, const std::string& device) override {
-    return fake_.restart_device(by, device);
-  }
-  Result<v1::EvictRankResponse> evict_rank(const Operator& by, const std::string& group, std::uint32_t rank,
-                                           const std::string& reason) override {
-    return fake_.evict_rank(by, group, rank, reason);
-  }
-
-  FakeControlFacade& fake() { return fake_; }
-  void set_slow() { slow_.store(true); }
-
-  // What obey() and main() share.
+// What is asked, and how it ends.
+struct Fake {
+  FakeControlFacade facade;
   bool lingers = false;
   bool dies = false;
-
- private:
-  template <typename T>
-  T slow(T answer) {
-    if (slow_.load()) std::this_thread::sleep_for(std::chrono::seconds(2));
-    return answer;
-  }
-
-  FakeControlFacade fake_;
-  std::atomic<bool> slow_{false};
 };
 
-void obey(const std::string& line, SlowFacade& facade) {
+void obey(const std::string& line, Fake& state) {
   std::istringstream words(line);
   std::string verb;
   words >> verb;
-  FakeControlFacade& fake = facade.fake();
+  FakeControlFacade& fake = state.facade;
   if (verb == "fail") {
     int code = 0;
     std::string message;
@@ -139,13 +73,9 @@ void obey(const std::string& line, SlowFacade& facade) {
       views.daemon.set_drain_left_ms(700);
     });
   } else if (verb == "lingers") {
-    facade.lingers = true;
+    state.lingers = true;
   } else if (verb == "dies") {
-    facade.dies = true;
-  } else if (verb == "read_only") {
-    fake.allow(supervisor::Right::kRead);
-  } else if (verb == "hang") {
-    facade.set_slow();
+    state.dies = true;
   } else if (verb == "event" || verb == "event_of") {
     Event event;
     if (verb == "event_of") words >> event.owner;
@@ -169,9 +99,9 @@ UniqueFd listen_on(const std::string& path) {
   return fd;
 }
 
-void serve(SlowFacade& facade) {
+void serve(Fake& state) {
   std::string pending;
-  while (!facade.fake().drained()) {
+  while (!state.facade.drained()) {
     pollfd input{STDIN_FILENO, POLLIN, 0};
     if (::poll(&input, 1, 20) == 0) continue;
     char buffer[512];
@@ -179,7 +109,7 @@ void serve(SlowFacade& facade) {
     if (got <= 0) return;
     pending.append(buffer, static_cast<std::size_t>(got));
     for (std::size_t end = 0; (end = pending.find('\n')) != std::string::npos; pending.erase(0, end + 1)) {
-      obey(pending.substr(0, end), facade);
+      obey(pending.substr(0, end), state);
     }
   }
   // Long enough for a waiting epctl to see the daemon drain.
@@ -191,17 +121,17 @@ int main(int argc, char** argv) {
     std::fprintf(stderr, "usage: fake_control SOCKET [ATTACH_SOCKET]\n");
     return 2;
   }
-  SlowFacade facade;
+  Fake state;
   const std::string attach_path = argc > 2 ? argv[2] : "";
   UniqueFd attach;
   if (!attach_path.empty()) attach = listen_on(attach_path);
-  facade.fake().change([&](FakeControlFacade::Views& views) {
+  state.facade.change([&](FakeControlFacade::Views& views) {
     views.daemon.set_control_path(argv[1]);
     views.daemon.set_socket_path(attach_path);
   });
   control::ControlOptions options;
   options.socket_path = argv[1];
-  auto server = control::ControlServer::start(facade, options);
+  auto server = control::ControlServer::start(state.facade, options);
   if (!server.ok()) {
     std::fprintf(stderr, "%s\n", server.status().to_string().c_str());
     return 1;
@@ -209,11 +139,11 @@ int main(int argc, char** argv) {
   (*server)->set_serving(true);
   std::printf("ready\n");
   std::fflush(stdout);
-  serve(facade);
-  if (facade.dies) ::_exit(0);
+  serve(state);
+  if (state.dies) ::_exit(0);
   (*server)->shutdown();
   if (!attach_path.empty()) ::unlink(attach_path.c_str());
-  if (facade.lingers) std::this_thread::sleep_for(std::chrono::seconds(1));
+  if (state.lingers) std::this_thread::sleep_for(std::chrono::seconds(1));
   return 0;
 }
 

@@ -19,14 +19,15 @@
 namespace epd::ctl {
 namespace {
 
-// A listener that speaks no gRPC, with a queue for one connection.
+// A listener that speaks no gRPC. `backlog` 0: its queue has room for one connection.
 class Listener {
  public:
-  explicit Listener(const std::string& path) : fd_(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0)) {
+  explicit Listener(const std::string& path, int backlog = 0)
+      : fd_(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0)) {
     address_.sun_family = AF_UNIX;
     std::strncpy(address_.sun_path, path.c_str(), sizeof(address_.sun_path) - 1);
     good_ = ::bind(fd_.get(), reinterpret_cast<const sockaddr*>(&address_), sizeof(address_)) == 0 &&
-            ::listen(fd_.get(), 0) == 0;
+            ::listen(fd_.get(), backlog) == 0;
   }
   bool good() const { return good_; }
 
@@ -125,6 +126,14 @@ TEST_F(CtlTest, ADaemonWithoutThreadsIsNotReached) {
   EXPECT_TRUE(result.complains("lacks threads or memory for the call: Server Threadpool Exhausted"))
       << result.err;
   EXPECT_FALSE(result.complains("argument")) << result.err;
+}
+
+TEST_F(CtlTest, ADaemonThatDoesNotAnswerIsUnreachable) {
+  const Listener listener(control_, 8);
+  ASSERT_TRUE(listener.good());
+  const Finished result = epctl({"--timeout-ms", "200", "status"});
+  EXPECT_EQ(result.exit_code, 3);
+  EXPECT_TRUE(result.complains("has not answered within 200 ms")) << result.err;
 }
 
 TEST_F(CtlTest, AFullQueueIsWaitedForUntilTheTimeIsOver) {

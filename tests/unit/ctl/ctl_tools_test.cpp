@@ -331,26 +331,6 @@ TEST_F(CtlTest, EventsThatWereForgottenBetweenOthersAreCountedThere) {
   EXPECT_TRUE(lonely) << "another owner's only event";
 }
 
-TEST_F(CtlTest, AReaderWhoWantsToChangeSomethingIsToldWhatItNeeds) {
-  start_server();
-  tell_server("read_only");
-  EXPECT_EQ(epctl({"status"}).exit_code, 0);
-  for (const std::vector<std::string>& change : {std::vector<std::string>{"drain"},
-                                                 {"set", "device", "host:0", "sms=1"},
-                                                 {"evict", "session", "11"},
-                                                 {"reload"},
-                                                 {"set", "log", "level=debug"},
-                                                 {"set", "limits", "max_groups=1"},
-                                                 {"restart", "device", "host:0"}}) {
-    const Finished result = epctl(change);
-    EXPECT_EQ(result.exit_code, 1) << change[0];
-    EXPECT_TRUE(result.complains("PERMISSION_DENIED: user ")) << result.err;
-    EXPECT_TRUE(result.complains("access.operate")) << result.err;
-  }
-  const Json json = epctl({"--json", "drain"}).json();
-  EXPECT_EQ(json["error"]["status"], "PERMISSION_DENIED");
-}
-
 // "linger_us=abc" was answered with the names of all settings, and no range.
 TEST_F(CtlTest, AValueOfAWrongFormWasRefusedWithoutWhatIsAllowed) {
   start_server();
