@@ -273,19 +273,8 @@ def wire_message() -> str:
             lines.append(f"  uint32 {field.name} = {number};")
             continue
         lines.append(f"  uint32 num_{field.name} = {number};")
-        lines += [f"  {BY_ITEM[field.name][1]} {field.name[:-1]}_{i} = {number + i};"
+        lines += [f'  {BY_ITEM[field.name][1]} {field.name[:-1]}_{i} = {number + i} [(at) = "{field.name}[{i - 1}]"];'
                   for i in range(1, constants()[field.high] + 1)]
-    return "\n".join(lines)
-
-
-def wire_carry() -> str:
-    lines = []
-    for field in shape_fields():
-        name = field.name if field.kind != "list" else "num_" + field.name
-        lines.append(f"  EPD_NUMBER({name}, v.{name}, kAnyWord);")
-        if field.kind == "list":
-            lines += [f"  EPD_PART({field.name[:-1]}_{i + 1}, v.{field.name}[{i}]);"
-                      for i in range(constants()[field.high])]
     return "\n".join(lines)
 
 
@@ -302,7 +291,6 @@ PARTS: dict[str, dict[str, Callable[[], str]]] = {
     "client/GUIDE.md": {"fields": guide_table},
     "client/src/group.cpp": {"make_shape": lambda: read_config("as")},
     "client/tools/kit/include/kit/config_shape.h": {"shape_of": lambda: read_config("static_cast")},
-    "daemon/cluster/membership_parts.h": {"GroupShape": wire_carry},
     "proto/epd/v1/control.proto": {"GroupShape": control_message},
     "proto/epd/v1/membership.proto": {"GroupShape": wire_message},
     "proto/include/proto/shape.h": {"GroupShape": shape_members},

@@ -3,7 +3,6 @@
 #include "base/event.h"
 #include "cluster/address.h"
 #include "frames.h"
-#include "membership_wire.h"
 #include "node_table.h"
 
 #include <algorithm>
@@ -198,8 +197,8 @@ Status AgentSide::take_content(v1::NodeMessage&& content) {
   }
 }
 
-Status AgentSide::take_order(const v1::membership::ToAgent& message) {
-  const Result<membership::ToAgent> order = parse(message);
+Status AgentSide::take_order(const std::string& bytes) {
+  const Result<membership::ToAgent> order = decode_to_agent(bytes);
   if (!order.ok()) return order.status();
   if (order.value().term != term_) {
     return invalid_argument("term is " + std::to_string(order.value().term) +
@@ -277,12 +276,7 @@ void AgentSide::send_of_agent() {
     const bool beat = std::holds_alternative<membership::AgentHeartbeat>(message.body);
     if (beat && !attached()) continue;
     v1::NodeMessage content;
-    *content.mutable_to_coordinator() = message_of(message);
-    // Groups that are not reported end at a change of the coordinator, as far as they don't fit.
-    auto& reports = *content.mutable_to_coordinator();
-    while (reports.has_attach() && content.ByteSizeLong() > kMaxNodeFrameBytes - kFrameHeadBytes &&
-           reports.attach().groups_size() > 0)
-      reports.mutable_attach()->mutable_groups()->RemoveLast();
+    content.set_to_coordinator(encode(message, kMaxNodeFrameBytes - 2 * kFrameHeadBytes));
     send(content);
   }
 }

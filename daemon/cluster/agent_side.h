@@ -38,7 +38,7 @@ class AgentSide final : public Side {
   Status take_welcome(const v1::Welcome& welcome);
   Status take_message(v1::ChannelMessage&& message);
   Status take_content(v1::NodeMessage&& content);
-  Status take_order(const v1::membership::ToAgent& message);
+  Status take_order(const std::string& bytes);
   void take_table(v1::NodeTable&& table);
   void tell(v1::NodeChange change);
   void send(const v1::NodeMessage& message);

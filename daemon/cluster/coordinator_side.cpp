@@ -2,7 +2,6 @@
 
 #include "base/event.h"
 #include "frames.h"
-#include "membership_wire.h"
 
 #include <algorithm>
 #include <cctype>
@@ -326,8 +325,8 @@ Status CoordinatorSide::take(const std::string& name, const std::string& payload
   }
 }
 
-Status CoordinatorSide::take_event(const std::string& name, const v1::membership::ToCoordinator& message) {
-  Result<membership::ToCoordinator> event = parse(message);
+Status CoordinatorSide::take_event(const std::string& name, const std::string& bytes) {
+  Result<membership::ToCoordinator> event = decode_to_coordinator(bytes);
   if (!event.ok()) return event.status();
   // Before it is open nobody can have obeyed it. Who said so would have it take the next term, again and
   // again.
@@ -518,7 +517,7 @@ void CoordinatorSide::deliver(membership::Coordinator::Sent&& sent) {
   const bool beat = std::holds_alternative<membership::CoordinatorHeartbeat>(sent.message.body);
   if (beat && member->second.conversation.stream() == nullptr) return;  // nobody waits for one of before
   v1::NodeMessage content;
-  *content.mutable_to_agent() = message_of(sent.message);
+  content.set_to_agent(encode(sent.message));
   send(sent.node, content.SerializeAsString());
 }
 

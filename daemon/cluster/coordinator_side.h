@@ -73,7 +73,7 @@ class CoordinatorSide final : public Side {
   void welcome(const std::shared_ptr<Stream>& stream, Member& member, std::uint32_t version);
   void hear_of_term(const v1::Hello& hello);
   Status take(const std::string& name, const std::string& payload);
-  Status take_event(const std::string& name, const v1::membership::ToCoordinator& message);
+  Status take_event(const std::string& name, const std::string& bytes);
   void take_change(const std::string& name, v1::NodeChange change);
   void lose(const std::string& name, const std::string& reason);
   void drop(const std::string& name, const Status& why);

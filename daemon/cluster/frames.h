@@ -4,11 +4,13 @@
 #include "cluster/settings.h"
 #include "epd/v1/cluster.pb.h"
 #include "membership/channel.h"
+#include "membership/messages.h"
 #include "stream.h"
 
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <string_view>
 
 namespace epd::cluster {
 
@@ -28,6 +30,14 @@ Result<v1::Frame> parse_frame(const std::string& bytes, std::size_t most);
 
 // What a message of the channel carries.
 Result<v1::NodeMessage> parse_content(const std::string& payload);
+
+// What agents and coordinator say, in protobuf's encoding (in wire.cpp). Texts are cut, and made printable. Reports
+// that would make more than `most` bytes are left out.
+std::string encode(const membership::ToAgent& message);
+std::string encode(membership::ToCoordinator message, std::size_t most);
+// INVALID_ARGUMENT naming the field, its value and what is allowed.
+Result<membership::ToAgent> decode_to_agent(std::string_view bytes);
+Result<membership::ToCoordinator> decode_to_coordinator(std::string_view bytes);
 
 // Name, boot id and texts are such as a daemon sends.
 Status check_description(const v1::NodeDescription& node);

@@ -3,7 +3,7 @@
 // nodes' reports. Who takes no part in a group cannot describe it: its epoch key is known there alone.
 #pragma once
 
-#include "membership/cluster_messages.h"
+#include "membership/messages.h"
 #include "membership/group.h"
 
 #include <cstddef>

@@ -3,7 +3,7 @@
 #pragma once
 
 #include "base/clock.h"
-#include "membership/actions.h"
+#include "membership/messages.h"
 #include "membership/limits.h"
 
 #include <cstdint>

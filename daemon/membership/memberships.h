@@ -2,7 +2,7 @@
 #pragma once
 
 #include "common/status.h"
-#include "membership/events.h"
+#include "membership/messages.h"
 
 #include <cstdint>
 #include <map>

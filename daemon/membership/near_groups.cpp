@@ -247,7 +247,7 @@ void NearGroups::follow(const SendResume& action) {
   });
   told.epoch = action.message.epoch;
   told.resume_index = action.message.resume_index;
-  told.view = action.view;
+  told.view = action.message.view;
   told.epoch_key = action.epoch_key;
 }
 

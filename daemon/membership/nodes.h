@@ -2,8 +2,7 @@
 #pragma once
 
 #include "common/status.h"
-#include "membership/actions.h"
-#include "membership/events.h"
+#include "membership/messages.h"
 
 #include <cstdint>
 #include <deque>

@@ -54,7 +54,7 @@ void Steps::send_break(Group& group, EngineId engine) {
 }
 
 void Steps::resume(Group& group, bool reason_changed) {
-  const abi::Resume message{group.id, group.epoch, group.resume_index, StatusCode::kOk, -1, {}};
+  const abi::Resume message{group.id, group.epoch, group.resume_index, StatusCode::kOk, -1, {}, group.view, {}};
   abi::Resume reason = message;
   reason.cause = group.reason.cause;
   reason.failed_rank = group.reason.failed_rank;
@@ -69,7 +69,7 @@ void Steps::resume(Group& group, bool reason_changed) {
           return (all || entry.second.engine == e) && entry.second.presence == Presence::kJoining;
         });
     slot.state = EngineSlot::Serving{awaited ? desk_.due_in_ms(desk_.limits().engine_ack_ms) : 0};
-    desk_.emit(SendResume{engine, tell ? reason : message, group.label(), group.view, group.epoch_key});
+    desk_.emit(SendResume{engine, tell ? reason : message, group.label(), group.epoch_key});
   }
 }
 

@@ -6,8 +6,7 @@
 #include "base/closer.h"
 #include "base/descriptors.h"
 #include "base/quota.h"
-#include "membership/actions.h"
-#include "membership/events.h"
+#include "membership/messages.h"
 #include "proto/link.h"
 #include "rooms.h"
 

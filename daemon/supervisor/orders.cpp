@@ -167,7 +167,6 @@ void Orders::carry_out(const membership::SendResume& action) {
                     {"resume_op", action.message.resume_index}});
   }
   abi::Resume message = action.message;
-  message.view = action.view;
   message.epoch_key[0] = action.epoch_key.high;
   message.epoch_key[1] = action.epoch_key.low;
   rooms_.fleet.send(action.engine.device, abi::LinkType::kResume, message);

@@ -3,7 +3,7 @@
 #pragma once
 
 #include "fleet.h"
-#include "membership/actions.h"
+#include "membership/messages.h"
 #include "operator_settings.h"
 #include "rooms.h"
 #include "session/session_table.h"

@@ -8,7 +8,6 @@
 #include "coordinator_side.h"
 #include "frames.h"
 #include "fuzz.h"
-#include "membership_wire.h"
 
 #include <deque>
 #include <functional>
@@ -169,7 +168,7 @@ class Life {
       input_.dent(join.join.shape);
       said.body = membership::Told{join};
     }
-    *content.mutable_to_coordinator() = message_of(said);
+    content.set_to_coordinator(encode(said, kMaxNodeFrameBytes));
     // What else an agent may say is a field of the same message away.
     std::string bytes = content.SerializeAsString();
     if (how >= 0xc0 && !bytes.empty()) bytes[input_.byte() % bytes.size()] = static_cast<char>(input_.byte());

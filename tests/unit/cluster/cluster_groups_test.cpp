@@ -2,7 +2,6 @@
 #include "base/event.h"
 #include "base/log.h"
 #include "cluster_fixture.h"
-#include "membership_wire.h"
 
 namespace epd::cluster {
 namespace {
@@ -236,8 +235,7 @@ TEST_F(ClusterGroups, TheTermOfACoordinatorThatListensIsNotRaisedByItsNodes) {
   agent("node-b", 'B');
   step(200);
   v1::NodeMessage content;
-  content.mutable_to_coordinator()->set_term(1);
-  content.mutable_to_coordinator()->mutable_agent_heartbeat();
+  content.set_to_coordinator(encode(membership::ToCoordinator{1, membership::AgentHeartbeat{true}}, kMaxNodeFrameBytes));
   const auto raw = open_raw();
   say(*raw, hello("node-x", 'X'));
   v1::Frame frame;
@@ -275,13 +273,11 @@ TEST_F(ClusterGroups, AnIllegalEventIsItsNodesEnd) {
     return raw->status_.message();
   };
   v1::NodeMessage content;
-  content.mutable_to_coordinator()->set_term(2);
-  content.mutable_to_coordinator()->mutable_superseded();
+  content.set_to_coordinator(encode(membership::ToCoordinator{2, membership::Superseded{}}, kMaxNodeFrameBytes));
   EXPECT_NE(
       say_content("node-x", content).find("term is 2; allowed: at most 1, which is that of the channel"),
       std::string::npos);
-  content.mutable_to_coordinator()->set_term(1);
-  content.mutable_to_coordinator()->mutable_told();
+  content.set_to_coordinator(std::string("\x08\x01\x22\x00", 4));  // term 1, a Told without an event
   EXPECT_NE(say_content("node-x", content).find("told.event.what is none that is known"), std::string::npos);
   content.mutable_table();
   EXPECT_NE(say_content("node-x", content).find("what only the coordinator says"), std::string::npos);

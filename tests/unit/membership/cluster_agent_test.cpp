@@ -470,7 +470,8 @@ TEST_F(AgentAlone, KnowsWhatIsToBeShownOfItsGroups) {
   EXPECT_EQ(group.phase(), GroupPhase::kBreaking);
   order(SendFarEngine{{3, 0}, {{9, 0}, "node-c", "address-c"}});
   order(SendRank{{3, 0}, kGroup, {1, {9, 0}, 2}});
-  SendResume resume{{3, 0}, {}, {}, 2, {}};
+  SendResume resume{{3, 0}, {}, {}, {}};
+  resume.message.view = 2;
   resume.message.group_id = kGroup;
   resume.message.epoch = 2;
   order(resume);

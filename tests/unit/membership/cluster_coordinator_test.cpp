@@ -183,7 +183,7 @@ TEST_F(CoordinatorAlone, ANodeIsLostThatIsSilentOrHearsNothing) {
   open_with({"a", "b", "c"});
   for (int i = 0; i < 21; ++i) {
     after_ms(100);
-    say("a", {1, AgentHeartbeat{}});
+    say("a", {1, AgentHeartbeat{true}});
     say("b", {1, AgentHeartbeat{false}});
   }
   EXPECT_EQ(coordinator_->nodes().at("a").state, NodeEntry::State::kUp);
@@ -242,13 +242,13 @@ TEST_F(CoordinatorAlone, ALostNodeIsForgottenAfterAWhile) {
   coordinator_->node_gone("b", "connecting to it is refused");
   for (int second = 0; second < 599; ++second) {
     after_ms(1'000);
-    say("a", {1, AgentHeartbeat{}});
+    say("a", {1, AgentHeartbeat{true}});
   }
   EXPECT_EQ(coordinator_->nodes().size(), 2u);
   after_ms(1'000);
   EXPECT_EQ(coordinator_->nodes().size(), 1u);
   take("b");
-  say("b", {1, AgentHeartbeat{}});
+  say("b", {1, AgentHeartbeat{true}});
   const std::vector<ToAgent> messages = take("b");
   ASSERT_EQ(messages.size(), 1u);
   EXPECT_TRUE(std::holds_alternative<PutOut>(messages[0].body)) << "it has to attach anew";
@@ -264,7 +264,7 @@ TEST_F(CoordinatorAlone, OfLostNodesNoMoreThanSoManyAreRemembered) {
     clock_.advance_ms(1);
     say(name, attach());
     coordinator_->node_gone(name, "connecting to it is refused");
-    say("a", {1, AgentHeartbeat{}});
+    say("a", {1, AgentHeartbeat{true}});
   }
   after_ms(1);
   EXPECT_EQ(coordinator_->nodes().size(), kMaxLostNodes + 1);
@@ -335,7 +335,7 @@ TEST_F(CoordinatorAlone, ANodeWhoseEngineCannotBeKilledIsPutOut) {
   std::size_t kills = 0;
   for (int i = 0; i < 2'000 && coordinator_->nodes().at("b").state == NodeEntry::State::kUp; ++i) {
     after_ms(100);
-    for (const std::string node : {"a", "b"}) say(node, {coordinator_->term(), AgentHeartbeat{}});
+    for (const std::string node : {"a", "b"}) say(node, {coordinator_->term(), AgentHeartbeat{true}});
     for (Coordinator::Sent& sent : coordinator_->take_messages()) {
       const auto* order = std::get_if<Order>(&sent.message.body);
       if (order == nullptr) continue;

@@ -642,7 +642,7 @@ void ClusterWorld::take(Node& node, Engine& engine, const SendResume& action) {
   known->phase = KnownGroup::Phase::kServing;
   known->epoch = action.message.epoch;
   known->resume_index = action.message.resume_index;
-  known->view = action.view;
+  known->view = action.message.view;
   known->key = action.epoch_key;
   known->greeted = false;
   known->waits_since_ns = clock_.now_ns();

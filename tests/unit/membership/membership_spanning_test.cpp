@@ -263,7 +263,7 @@ TEST_F(SpanningByMessages, SoHasAnEngineThatIsNewToTheGroup) {
              "resume device=0 group=G epoch=3 index=5 cause=ABORTED node=3"}));
   EXPECT_EQ(std::get<SendResume>(actions_[4]).epoch_key, std::get<SendResume>(actions_[5]).epoch_key);
   EXPECT_EQ(std::get<SendResume>(actions_[5]).epoch_key, (EpochKey{3, 9})) << "one for each epoch";
-  EXPECT_EQ(std::get<SendResume>(actions_[5]).view, 3u);
+  EXPECT_EQ(std::get<SendResume>(actions_[5]).message.view, 3u);
 }
 
 // ---- views

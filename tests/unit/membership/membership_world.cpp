@@ -412,7 +412,7 @@ void World::take(Engine& engine, const SendResume& action) {
   known->phase = KnownGroup::Phase::kServing;
   known->epoch = action.message.epoch;
   EXPECT_LE(action.message.resume_index, std::exchange(known->said, kNever)) << "an operation is left out";
-  believe(action.message.group_id, *known, action.epoch_key, action.view);
+  believe(action.message.group_id, *known, action.epoch_key, action.message.view);
   check_ranks(*known, action);
   engine.outbox.emplace_back(Resumed{action.engine, {action.message.group_id, action.message.epoch}});
 }

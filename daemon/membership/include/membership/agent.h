@@ -6,7 +6,7 @@
 #pragma once
 
 #include "base/clock.h"
-#include "membership/cluster_messages.h"
+#include "membership/messages.h"
 #include "membership/limits.h"
 #include "membership/near_groups.h"
 #include "membership/registry.h"

@@ -3,8 +3,7 @@
 #pragma once
 
 #include "common/status.h"
-#include "membership/actions.h"
-#include "membership/events.h"
+#include "membership/messages.h"
 #include "membership/ids.h"
 #include "proto/attach.h"
 #include "proto/link.h"

@@ -2,7 +2,7 @@
 // are, and who its own ranks are.
 #pragma once
 
-#include "membership/cluster_messages.h"
+#include "membership/messages.h"
 #include "membership/group.h"
 
 #include <cstdint>

@@ -6,8 +6,7 @@
 #pragma once
 
 #include "base/clock.h"
-#include "membership/actions.h"
-#include "membership/events.h"
+#include "membership/messages.h"
 #include "membership/group.h"
 #include "membership/limits.h"
 

@@ -2,7 +2,7 @@
 // request costs the same however many others wait.
 #pragma once
 
-#include "membership/events.h"
+#include "membership/messages.h"
 #include "membership/group.h"
 
 #include <algorithm>
