@@ -23,15 +23,8 @@ bool told_alike(const GroupDescription& a, const GroupDescription& b) {
 
 Group begin(const GroupReport& report) {
   Group group;
-  group.id = report.told.label.id;
-  group.uid = report.told.label.uid;
-  group.name = report.told.label.name;
-  group.shape = report.told.shape;
+  group.take(report.told);
   group.asked_sum_ranks = report.asked_sum_ranks;
-  group.epoch = report.told.epoch;
-  group.resume_index = report.told.resume_index;
-  group.view = report.told.view;
-  group.epoch_key = report.told.epoch_key;
   group.state = Group::Active{};
   return group;
 }

@@ -106,8 +106,7 @@ Status Agent::evict(const EvictRank& event) {
   if (state_ != State::kAttached || cut_off())
     return {StatusCode::kAborted, here() + " has no coordinator, which decides about " + what};
   forget_evictions();
-  RequestId join = member->second.join_id();
-  join.session.node = kLocalNode;
+  const RequestId join = member->second.join_id();
   std::erase_if(evictions_, [&join](const Eviction& kept) { return kept.join == join; });
   evictions_.push_back({event, join});
   say(event);
@@ -381,7 +380,7 @@ void Agent::carry_out(Action action) {
 // The first such rank. Which of the others are lost is not known here.
 std::optional<std::uint32_t> Agent::lost_of(const NearGroup& group, Whose whose) {
   if (whose == Whose::kOther) {
-    for (const RankDescription& rank : group.told.ranks) {
+    for (const RankDescription& rank : group.ranks) {
       if (rank.active_since != 0 && !group.members.contains(rank.rank)) return rank.rank;
     }
   }
@@ -409,8 +408,8 @@ void Agent::end(std::uint64_t group_id, const BreakReason& reason) {
     if (eviction.event.group_id == group_id && stands(eviction)) evictions.emplace_back(eviction.event);
   }
   NearGroup group = near_.take(group_id);
-  Group part = group.near_part();
-  ended_.adopt_to_end(std::move(part), group.failed ? group.reason : reason);
+  const BreakReason why = group.failed ? group.reason : reason;
+  ended_.adopt_to_end(std::move(group).to_end(), why);
   for (const Event& eviction : evictions) ended_.handle(eviction);
   // Leaves that the coordinator has not answered are leaves of this one.
   for (const RequestId& id : std::set<RequestId>(requests_.leaves())) {

@@ -81,6 +81,21 @@ BreakReason Group::reason_of_end(EngineId engine, const std::string& text) const
           ranks_in_words(ranks) + ": " + text};
 }
 
+GroupDescription Group::describe() const {
+  return {label(), shape, epoch, resume_index, view, epoch_key};
+}
+
+void Group::take(const GroupDescription& told) {
+  id = told.label.id;
+  uid = told.label.uid;
+  name = told.label.name;
+  shape = told.shape;
+  epoch = told.epoch;
+  resume_index = told.resume_index;
+  view = told.view;
+  epoch_key = told.epoch_key;
+}
+
 RankDescription Group::describe(std::uint32_t rank) const {
   const auto member = members.find(rank);
   if (member == members.end()) return {rank, {}, 0};

@@ -5,44 +5,71 @@
 
 namespace epd::membership {
 
+namespace {
+
+EngineId here(EngineId engine) {
+  return {kLocalNode, engine.device};
+}
+
+// 0: the message is about none, or about several.
+template <typename T>
+std::uint64_t group_of(const T& message) {
+  if constexpr (requires { message.message.group_id; }) return message.message.group_id;
+  if constexpr (requires { message.group_id; }) return message.group_id;
+  if constexpr (requires { message.group.label.id; }) return message.group.label.id;
+  return 0;
+}
+
+}  // namespace
+
 // ---- one group
 
 bool NearGroup::is_steady() const {
   const auto fine = [this](const auto& entry) {
     const Member& member = entry.second;
     return member.presence == Presence::kHere && member.announced &&
-           std::holds_alternative<Member::Taken>(member.calls) && engines.contains(member.engine.device);
+           std::holds_alternative<Member::Taken>(member.calls) && engines.contains(member.engine);
   };
   return started && !failed && !asks_break && std::all_of(members.begin(), members.end(), fine) &&
          std::all_of(engines.begin(), engines.end(),
                      [](const auto& entry) { return entry.second.is(EnginePhase::kServing); });
 }
 
-GroupPhase NearGroup::phase() const {
-  const auto any = [this](EnginePhase phase, EnginePhase other) {
-    return std::any_of(engines.begin(), engines.end(),
-                       [&](const auto& entry) { return entry.second.is(phase) || entry.second.is(other); });
-  };
-  if (!started) return GroupPhase::kForming;
-  if (any(EnginePhase::kRemoving, EnginePhase::kRemoving)) return GroupPhase::kRemoving;
-  if (failed) {
-    return any(EnginePhase::kBreaking, EnginePhase::kServing) ? GroupPhase::kFailing : GroupPhase::kLost;
-  }
-  const bool starts = std::any_of(engines.begin(), engines.end(), [this](const auto& entry) {
-    return entry.second.is(EnginePhase::kStarting) && !starts_broken.contains(entry.first);
+bool NearGroup::starts() const {
+  return std::any_of(engines.begin(), engines.end(), [this](const auto& entry) {
+    return entry.second.is(EnginePhase::kStarting) && !starts_broken.contains(entry.first.device);
   });
-  if (starts) return GroupPhase::kStarting;
+}
+
+void NearGroup::update_phase() {
+  const auto any = [this](EnginePhase phase) {
+    return std::any_of(engines.begin(), engines.end(),
+                       [&](const auto& entry) { return entry.second.is(phase); });
+  };
   const bool serves = std::all_of(engines.begin(), engines.end(),
                                   [](const auto& entry) { return entry.second.is(EnginePhase::kServing); });
-  return serves ? GroupPhase::kActive : GroupPhase::kBreaking;
+  if (!started) {
+    state = Forming{};
+  } else if (any(EnginePhase::kRemoving)) {
+    state = Removing{};
+  } else if (failed && (any(EnginePhase::kBreaking) || any(EnginePhase::kServing))) {
+    state = Failing{};
+  } else if (failed) {
+    state = Lost{};
+  } else if (starts()) {
+    state = Starting{};
+  } else if (serves) {
+    state = Active{};
+  } else {
+    state = Breaking{};
+  }
 }
 
 const FarEngine* NearGroup::far_engine_of(std::uint32_t rank) const {
-  if (rank >= told.ranks.size() || told.ranks[rank].active_since == 0) return nullptr;
-  const auto found =
-      std::find_if(told.far_engines.begin(), told.far_engines.end(),
-                   [&](const FarEngine& far) { return far.engine == told.ranks[rank].engine; });
-  return found == told.far_engines.end() ? nullptr : &*found;
+  if (rank >= ranks.size() || ranks[rank].active_since == 0) return nullptr;
+  const auto found = std::find_if(far_engines.begin(), far_engines.end(),
+                                  [&](const FarEngine& far) { return far.engine == ranks[rank].engine; });
+  return found == far_engines.end() ? nullptr : &*found;
 }
 
 bool NearGroup::has_member(std::uint64_t session, std::uint32_t number) const {
@@ -51,31 +78,14 @@ bool NearGroup::has_member(std::uint64_t session, std::uint32_t number) const {
   });
 }
 
-Group NearGroup::near_part() const {
-  Group group;
-  group.id = told.label.id;
-  group.uid = told.label.uid;
-  group.name = told.label.name;
-  group.shape = told.shape;
-  group.asked_sum_ranks = asked_sum_ranks;
-  group.created_ns = created_ns;
-  group.epoch = told.epoch;
-  group.resume_index = told.resume_index;
-  group.view = told.view;
-  for (const auto& [rank, member] : members) {
-    Member& copy = group.members.emplace(rank, member).first->second;
-    copy.engine.node = kLocalNode;
-    copy.session.node = kLocalNode;
-    // Its join has no answer, and is said again to another coordinator.
-    if (copy.presence == Presence::kJoining) copy.presence = Presence::kGone;
+Group NearGroup::to_end() && {
+  // Joins without an answer are said again to another coordinator.
+  for (auto& [rank, member] : members) {
+    if (member.presence == Presence::kJoining) member.presence = Presence::kGone;
   }
-  for (const auto& [device, slot] : engines) group.engines[{kLocalNode, device}] = slot;
-  const bool starts = std::any_of(engines.begin(), engines.end(), [this](const auto& entry) {
-    return entry.second.is(EnginePhase::kStarting) && !starts_broken.contains(entry.first);
-  });
-  group.state = Group::Active{};
-  if (starts) group.state = Group::Starting{};
-  return group;
+  state = Active{};
+  if (starts()) state = Starting{};
+  return std::move(*this);
 }
 
 // ---- all
@@ -84,9 +94,8 @@ std::vector<GroupReport> NearGroups::steady() const {
   std::vector<GroupReport> reports;
   for (const auto& [id, group] : groups_) {
     if (!group.is_steady()) continue;
-    GroupReport report{group.told, group.asked_sum_ranks, {}};
-    report.told.members.clear();
-    report.told.far_engines.clear();  // each node says its own engines' addresses itself
+    GroupReport report{group.describe(), group.asked_sum_ranks, {}};
+    report.told.ranks = group.ranks;
     for (const auto& [rank, m] : group.members)
       report.ranks.push_back({rank, m.engine.device, m.session.number, m.member, m.uid, m.pid, m.sms,
                               m.priority, m.bound, m.join_request, m.active_since, m.first_index});
@@ -115,7 +124,7 @@ NearGroup* NearGroups::find(std::uint64_t group_id) {
 EngineSlot* NearGroups::find_slot(std::uint64_t group_id, EngineId engine) {
   NearGroup* group = find(group_id);
   if (group == nullptr) return nullptr;
-  const auto slot = group->engines.find(engine.device);
+  const auto slot = group->engines.find(here(engine));
   return slot == group->engines.end() ? nullptr : &slot->second;
 }
 
@@ -133,7 +142,7 @@ void NearGroups::forget_unused(std::uint64_t group_id) {
   std::erase_if(group->engines, [group](const auto& entry) {
     return entry.second.is(EnginePhase::kAbsent) &&
            std::none_of(group->members.begin(), group->members.end(), [&entry](const auto& of_rank) {
-             return of_rank.second.engine.device == entry.first;
+             return of_rank.second.engine == entry.first;
            });
   });
   if (group->members.empty() && group->engines.empty()) groups_.erase(group_id);
@@ -146,25 +155,31 @@ void NearGroups::keep_boards(const std::vector<BoardIndex>& boards) {
   }
 }
 
+template <typename T>
+void NearGroups::take(const T& message) {
+  follow(message);
+  if (NearGroup* group = find(group_of(message)); group != nullptr) group->update_phase();
+}
+
 // ---- decided
 
 void NearGroups::decided(const Action& action, const JoinRequest* request, std::uint64_t now_ns) {
   const auto* wanted = std::get_if<AcquireMemory>(&action);
   if (wanted == nullptr) {
-    std::visit([this](const auto& what) { follow(what); }, action);
+    std::visit([this](const auto& what) { take(what); }, action);
     return;
   }
   const auto [entry, is_new] = groups_.try_emplace(wanted->group_id);
   NearGroup& group = entry->second;
   if (is_new) group.created_ns = now_ns;
-  group.told.label.id = wanted->group_id;
+  group.id = wanted->group_id;
   Member& member = group.members[wanted->rank];
   member = Member{};
   member.rank = wanted->rank;
-  member.session = wanted->request.session;
+  member.session.number = wanted->request.session.number;
   member.join_request = wanted->request.number;
   member.uid = wanted->uid;
-  member.engine = wanted->engine;
+  member.engine = here(wanted->engine);
   member.presence = Presence::kJoining;
   if (request == nullptr) return;
   member.pid = request->pid;
@@ -177,12 +192,14 @@ void NearGroups::decided(const Action& action, const JoinRequest* request, std::
 void NearGroups::follow(const StartGroup& action) {
   NearGroup& group = groups_[action.group.label.id];
   group.started = true;
-  group.told = action.group;
-  group.engines[action.engine.device] = {EngineSlot::Starting{}, 0, {}, 0};
+  group.take(action.group);
+  group.ranks = action.group.ranks;
+  group.far_engines = action.group.far_engines;
+  group.engines[here(action.engine)] = {EngineSlot::Starting{}, 0, {}, 0};
   group.starts_broken.erase(action.engine.device);
   if (action.broken) group.starts_broken.insert(action.engine.device);
   for (const MemberDescription& told : action.group.members)
-    follow(SendMember{action.engine, group.told.label.id, told});
+    follow(SendMember{action.engine, group.id, told});
 }
 
 void NearGroups::follow(const SendMember& action) {
@@ -191,23 +208,22 @@ void NearGroups::follow(const SendMember& action) {
   member->announced = true;
   member->member = action.member.member;
   member->first_index = action.member.first_index;
-  const std::vector<RankDescription>& ranks = find(action.group_id)->told.ranks;
+  const std::vector<RankDescription>& ranks = find(action.group_id)->ranks;
   if (action.member.rank < ranks.size()) member->active_since = ranks[action.member.rank].active_since;
 }
 
 void NearGroups::follow(const SendRank& action) {
   NearGroup* group = find(action.group_id);
-  if (group != nullptr && action.rank.rank < group->told.ranks.size())
-    group->told.ranks[action.rank.rank] = action.rank;
+  if (group != nullptr && action.rank.rank < group->ranks.size())
+    group->ranks[action.rank.rank] = action.rank;
 }
 
 // It names no group: all that its engine serves may have ranks there.
 void NearGroups::follow(const SendFarEngine& action) {
   for (auto& [id, group] : groups_) {
-    if (!group.engines.contains(action.engine.device)) continue;
-    std::vector<FarEngine>& known = group.told.far_engines;
-    std::erase_if(known, [&](const FarEngine& far) { return far.engine == action.far.engine; });
-    known.push_back(action.far);
+    if (!group.engines.contains(here(action.engine))) continue;
+    std::erase_if(group.far_engines, [&](const FarEngine& far) { return far.engine == action.far.engine; });
+    group.far_engines.push_back(action.far);
   }
 }
 
@@ -239,16 +255,15 @@ void NearGroups::follow(const SendResume& action) {
     const std::string text(action.message.text, abi::text_length(action.message.text));
     group.reason = {action.message.cause, action.message.failed_rank, text};
   }
-  GroupDescription& told = group.told;
-  std::erase_if(told.far_engines, [&told](const FarEngine& far) {
-    return std::none_of(told.ranks.begin(), told.ranks.end(), [&far](const RankDescription& rank) {
+  std::erase_if(group.far_engines, [&group](const FarEngine& far) {
+    return std::none_of(group.ranks.begin(), group.ranks.end(), [&far](const RankDescription& rank) {
       return rank.active_since != 0 && rank.engine == far.engine;
     });
   });
-  told.epoch = action.message.epoch;
-  told.resume_index = action.message.resume_index;
-  told.view = action.message.view;
-  told.epoch_key = action.epoch_key;
+  group.epoch = action.message.epoch;
+  group.resume_index = action.message.resume_index;
+  group.view = action.message.view;
+  group.epoch_key = action.epoch_key;
 }
 
 void NearGroups::follow(const SendRemoveGroup& action) {
@@ -276,7 +291,7 @@ void NearGroups::follow(const MarkLost& action) {
 void NearGroups::follow(const ReplyLeft& action) {
   for (auto& [id, group] : groups_) {
     for (auto& [rank, member] : group.members) {
-      if (member.session == action.request.session && member.member == action.message.member)
+      if (member.session.number == action.request.session.number && member.member == action.message.member)
         member.presence = Presence::kGone;
     }
   }
@@ -286,7 +301,7 @@ void NearGroups::follow(const ReplyLeft& action) {
 
 void NearGroups::said(const Event& event, std::uint64_t now_ns) {
   if (const auto* lost = std::get_if<PeerLost>(&event)) return follow(*lost, now_ns);
-  std::visit([this](const auto& what) { follow(what); }, event);
+  std::visit([this](const auto& what) { take(what); }, event);
 }
 
 void NearGroups::follow(const MemoryAcquired& event) {
@@ -309,7 +324,7 @@ void NearGroups::follow(const SessionClosed& event) {
 void NearGroups::follow(const EngineDown& event) {
   keep_boards(event.boards);
   for (auto& [id, group] : groups_) {
-    const auto slot = group.engines.find(event.engine.device);
+    const auto slot = group.engines.find(here(event.engine));
     if (slot == group.engines.end()) continue;
     const bool removing = slot->second.is(EnginePhase::kRemoving);
     slot->second = EngineSlot{};
@@ -317,6 +332,7 @@ void NearGroups::follow(const EngineDown& event) {
     for (auto& [rank, member] : group.members) {
       if (member.engine.device == event.engine.device) member.announced = false;
     }
+    group.update_phase();
   }
   std::vector<std::uint64_t> ids;
   for (const auto& [id, group] : groups_) ids.push_back(id);
@@ -351,14 +367,13 @@ void NearGroups::follow(const MemberStopped& event) {
 
 void NearGroups::follow(const BreakRequested& event) {
   NearGroup* group = find(event.message.group_id);
-  if (group != nullptr && group->told.epoch == event.message.epoch) group->asks_break = true;
+  if (group != nullptr && group->epoch == event.message.epoch) group->asks_break = true;
 }
 
 void NearGroups::follow(const PeerLost& event, std::uint64_t now_ns) {
   for (auto& [id, group] : groups_) {
-    const std::vector<FarEngine>& known = group.told.far_engines;
-    const bool shared = group.engines.contains(event.engine.device) &&
-                        std::any_of(known.begin(), known.end(),
+    const bool shared = group.engines.contains(here(event.engine)) &&
+                        std::any_of(group.far_engines.begin(), group.far_engines.end(),
                                     [&event](const FarEngine& far) { return far.engine == event.far; });
     if (shared) group.pair_lost_ns = now_ns;
   }
@@ -373,7 +388,7 @@ void NearGroups::follow(const Broken& event) {
 void NearGroups::follow(const GroupRemoved& event) {
   EngineSlot* slot = find_slot(event.message.group_id, event.engine);
   if (slot == nullptr || !slot->is(EnginePhase::kRemoving)) return;
-  find(event.message.group_id)->engines.erase(event.engine.device);
+  find(event.message.group_id)->engines.erase(here(event.engine));
   forget_unused(event.message.group_id);
 }
 

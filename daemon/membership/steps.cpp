@@ -20,9 +20,8 @@ void Steps::start(Group& group, EngineId engine) {
 }
 
 GroupDescription Steps::describe_to(const Group& group, EngineId engine) const {
-  GroupDescription description{
-      group.label(),   group.shape, group.epoch, group.resume_index,        group.view,
-      group.epoch_key, {},          {},          group.settings_on(engine), {}};
+  GroupDescription description = group.describe();
+  description.settings = group.settings_on(engine);
   for (std::uint32_t rank = 0; rank < group.shape.num_ranks; ++rank)
     description.ranks.push_back(group.describe(rank));
   for (const auto& [rank, member] : group.members) {

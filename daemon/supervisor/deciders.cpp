@@ -54,22 +54,6 @@ bool names_no_device(const Action& action, std::uint32_t num_devices) {
   return std::visit(judge, action);
 }
 
-Group shown(const NearGroup& near) {
-  Group group = near.near_part();
-  for (const auto& [rank, member] : near.members) group.members.at(rank).presence = member.presence;
-  switch (near.phase()) {
-    case GroupPhase::kForming: group.state = Group::Forming{}; break;
-    case GroupPhase::kStarting: group.state = Group::Starting{}; break;
-    case GroupPhase::kBreaking: group.state = Group::Breaking{}; break;
-    case GroupPhase::kFailing: group.state = Group::Failing{}; break;
-    case GroupPhase::kLost: group.state = Group::Lost{}; break;
-    case GroupPhase::kRemoving: group.state = Group::Removing{}; break;
-    case GroupPhase::kActive: group.state = Group::Active{}; break;
-  }
-  group.reason = near.reason;
-  return group;
-}
-
 }  // namespace
 
 Deciders::Deciders(const Clock& deadlines, const MembershipLimits& limits, const NodeUp& node)
@@ -126,17 +110,19 @@ Actions Deciders::take_actions() {
 void Deciders::each(const std::function<void(const Group&)>& look) const {
   for (const auto& [id, group] : local_.groups()) look(group);
   if (agent_ == nullptr) return;
-  for (const auto& [id, near] : agent_->groups()) look(shown(near));
+  for (const auto& [id, near] : agent_->groups()) look(near);
   for (const auto& [id, group] : agent_->ended()) look(group);
 }
 
-std::optional<Group> Deciders::find(std::uint64_t group_id) const {
-  const auto local = local_.groups().find(group_id);
-  if (local != local_.groups().end()) return local->second;
-  if (const NearGroup* near = near_group(group_id); near != nullptr) return shown(*near);
-  if (agent_ == nullptr) return std::nullopt;
-  const auto ended = agent_->ended().find(group_id);
-  return ended == agent_->ended().end() ? std::nullopt : std::optional(ended->second);
+const Group* Deciders::find(std::uint64_t group_id) const {
+  const auto in = [group_id](const auto& groups) -> const Group* {
+    const auto found = groups.find(group_id);
+    return found == groups.end() ? nullptr : &found->second;
+  };
+  const Group* found = in(local_.groups());
+  if (found == nullptr && agent_ != nullptr) found = in(agent_->groups());
+  if (found == nullptr && agent_ != nullptr) found = in(agent_->ended());
+  return found;
 }
 
 const NearGroup* Deciders::near_group(std::uint64_t group_id) const {
@@ -149,8 +135,8 @@ std::vector<Deciders::FarRank> Deciders::far_ranks(std::uint64_t group_id) const
   const NearGroup* near = near_group(group_id);
   if (near == nullptr) return {};
   std::vector<FarRank> ranks;
-  for (const RankDescription& rank : near->told.ranks) {
-    const FarEngine* engine = rank.active_since == 0 ? nullptr : near->far_engine_of(rank.rank);
+  for (const RankDescription& rank : near->ranks) {
+    const FarEngine* engine = near->far_engine_of(rank.rank);
     if (engine != nullptr) ranks.push_back({rank.rank, rank.engine.device, engine->node});
   }
   return ranks;
@@ -163,7 +149,7 @@ std::vector<std::uint32_t> Deciders::missing_ranks(const Group& group) const {
   if (!runs && (near != nullptr || !group.is(GroupPhase::kForming))) return missing;
   for (std::uint32_t rank = 0; rank < group.shape.num_ranks; ++rank) {
     const bool far =
-        near != nullptr && rank < near->told.ranks.size() && near->told.ranks[rank].active_since != 0;
+        near != nullptr && rank < near->ranks.size() && near->ranks[rank].active_since != 0;
     if (!far && !group.members.contains(rank)) missing.push_back(rank);
   }
   return missing;

@@ -10,7 +10,6 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
-#include <optional>
 #include <string>
 #include <vector>
 
@@ -41,7 +40,7 @@ class Deciders {
   // Visits all groups that have ranks here. For a spanning group it shows what this node knows: only its own
   // members and engines.
   void each(const std::function<void(const membership::Group&)>& look) const;
-  std::optional<membership::Group> find(std::uint64_t group_id) const;
+  const membership::Group* find(std::uint64_t group_id) const;  // null: there is none
   struct FarRank {
     std::uint32_t rank = 0;
     std::uint32_t device = 0;

@@ -151,8 +151,8 @@ Result<v1::GetOperationResponse> ControlReads::explain(std::uint64_t session_id,
   v1::GetOperationResponse answer;
   *answer.mutable_operation() = *found;
   const session::Session* session = rooms_.sessions.find(session_id);
-  const std::optional<membership::Group> group = rooms_.deciders.find(found->group_id());
-  if (session == nullptr || !group) {
+  const membership::Group* const group = rooms_.deciders.find(found->group_id());
+  if (session == nullptr || group == nullptr) {
     answer.set_text("its session has ended; it runs to its end alone");
     return answer;
   }

@@ -5,7 +5,7 @@
 
 namespace epd::supervisor {
 
-void record_loss(const membership::Group& group, const membership::Member& member, const std::string& how) {
+void record_loss(const membership::GroupLabel& group, const membership::Member& member, const std::string& how) {
   const bool orderly = membership::is_orderly(how);
   record_of_user(group.uid, orderly ? EventKind::kRankLeft : EventKind::kRankLost,
                  how == session::kDied ? LogLevel::kWarning : LogLevel::kInfo,
@@ -26,7 +26,7 @@ void record_losses(const Deciders& deciders, std::uint64_t session_id, std::opti
     for (const auto& [rank, member] : group.members) {
       if (member.session.number != session_id || member.gone()) continue;
       if (member_id && member.member != *member_id) continue;
-      record_loss(group, member, how);
+      record_loss(group.label(), member, how);
     }
   });
 }

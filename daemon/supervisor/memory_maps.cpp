@@ -98,8 +98,7 @@ void MemoryMaps::give_up(const abi::MemoryMapped& message, MemberArenas& arenas,
   arenas.mapped.erase(message.number);
   entry.range.by = abi::MemoryBy::kNothing;
   entry.memory = nullptr;
-  const std::optional<membership::Group> group = rooms_.deciders.find(message.group_id);
-  if (group) {
+  if (const membership::Group* group = rooms_.deciders.find(message.group_id); group != nullptr) {
     for (const auto& [engine, slot] : group->engines)
       send(engine.device, message.group_id, message.rank, arenas, entry);
   }

@@ -116,38 +116,38 @@ Status OperatorCommands::restart_device(const Operator& by, const std::string& n
   return {};
 }
 
-Result<std::uint64_t> OperatorCommands::find_group(const std::string& text) const {
-  std::vector<membership::GroupLabel> found;
-  std::vector<membership::GroupLabel> ended;  // such a one counts only while no other has its name
-  std::optional<membership::GroupLabel> of_id;
+Result<const membership::Group*> OperatorCommands::find_group(const std::string& text) const {
+  std::vector<const membership::Group*> found;
+  std::vector<const membership::Group*> ended;  // such a one counts only while no other has its name
+  const membership::Group* of_id = nullptr;
   const bool by_id = text.starts_with(kById);
   const std::optional<std::uint64_t> id = id_in(by_id ? text.substr(kById.size()) : text);
   rooms_.deciders.each([&](const membership::Group& group) {
     if (group.id == id) {
-      of_id = group.label();
+      of_id = &group;
     } else if (!by_id && group.name == text) {
-      (has_ended(group) ? ended : found).push_back(group.label());
+      (has_ended(group) ? ended : found).push_back(&group);
     }
   });
   if (found.empty()) found = std::move(ended);
-  if (of_id) found.push_back(*of_id);
-  if (found.size() == 1) return found.front().id;
+  if (of_id != nullptr) found.push_back(of_id);
+  if (found.size() == 1) return found.front();
   if (found.empty())
     return not_found("there is no group \"" + text +
                      "\"; allowed: a name or an id that epctl groups prints, or id:ID");
   std::string groups;
-  for (const membership::GroupLabel& group : found) {
-    groups += (groups.empty() ? "" : ", ") + std::string(kById) + std::to_string(group.id) + " (" +
-              group.name + ", uid " + std::to_string(group.uid) + ")";
+  for (const membership::Group* group : found) {
+    groups += (groups.empty() ? "" : ", ") + std::string(kById) + std::to_string(group->id) + " (" +
+              group->name + ", uid " + std::to_string(group->uid) + ")";
   }
   return invalid_argument("\"" + text + "\" means several groups; allowed: one of " + groups);
 }
 
 Result<membership::GroupLabel> OperatorCommands::set_group(const Operator& by, const std::string& name,
                                                            const GroupSettingsChange& change) {
-  const Result<std::uint64_t> id = find_group(name);
-  if (!id.ok()) return id.status();
-  const membership::Group group = *rooms_.deciders.find(id.value());
+  const Result<const membership::Group*> found = find_group(name);
+  if (!found.ok()) return found.status();
+  const membership::Group& group = **found;
   if (!change.sms && !change.priority && !change.linger_us && !change.unset_sms && !change.unset_priority &&
       !change.unset_linger_us)
     return invalid_argument("nothing to set; allowed: sms, priority, linger_us");
@@ -169,22 +169,23 @@ Result<membership::GroupLabel> OperatorCommands::set_group(const Operator& by, c
                               "; allowed: 0, since group " + std::to_string(group.id) + " (" + group.name +
                               ") is on host devices, which keep no SMs");
   }
-  const GroupSettingsChange kept = parts_.settings.set_group(group.id, change);
-  parts_.orders.carry_out_all();  // an engine may be about to be told of the group
+  const membership::GroupLabel label = group.label();
+  const GroupSettingsChange kept = parts_.settings.set_group(label.id, change);
+  std::vector<std::pair<std::uint32_t, abi::GroupSettings>> told;  // devices, whose engines know the group
   for (const auto& [engine, slot] : group.engines) {
-    if (!knows_group(slot)) continue;
-    parts_.orders.send(engine.device, abi::LinkType::kGroupSettings,
-                       parts_.settings.of_group(group.settings_on(engine)));
+    if (knows_group(slot)) told.emplace_back(engine.device, parts_.settings.of_group(group.settings_on(engine)));
   }
+  for (const auto& [device, settings] : told)
+    parts_.orders.send(device, abi::LinkType::kGroupSettings, settings);
   record_event(EventKind::kSettingChanged, LogLevel::kInfo, "group set by the operator",
-               {{"group", group.id},
-                {"name", group.name},
+               {{"group", label.id},
+                {"name", label.name},
                 {"sms", kept.sms ? std::to_string(*kept.sms) : "as joined"},
                 {"priority", kept.priority ? std::to_string(*kept.priority) : "as joined"},
                 {"linger_us", kept.linger_us ? std::to_string(*kept.linger_us) : "as configured"},
                 {"by_uid", by.uid},
                 {"by_pid", by.pid}});
-  return group.label();
+  return label;
 }
 
 Status OperatorCommands::evict_session(const Operator& by, std::uint64_t session_id,
@@ -207,27 +208,29 @@ Status OperatorCommands::evict_session(const Operator& by, std::uint64_t session
 Result<membership::GroupLabel> OperatorCommands::evict_rank(const Operator& by, const std::string& name,
                                                             std::uint32_t rank, const std::string& reason) {
   if (Status status = check_reason(reason); !status.ok()) return status;
-  const Result<std::uint64_t> id = find_group(name);
-  if (!id.ok()) return id.status();
-  const membership::Group group = *rooms_.deciders.find(id.value());
-  const auto member = group.members.find(rank);
-  if (member == group.members.end()) return no_rank(group, rank, "");
-  if (member->second.gone()) return no_rank(group, rank, member->second.evicted);
+  const Result<const membership::Group*> found = find_group(name);
+  if (!found.ok()) return found.status();
+  const membership::Group& group = **found;
+  const auto here = group.members.find(rank);
+  if (here == group.members.end()) return no_rank(group, rank, "");
+  const membership::Member member = here->second;
+  if (member.gone()) return no_rank(group, rank, member.evicted);
+  const membership::GroupLabel label = group.label();
+  const bool formed = !group.engines.empty();  // else its members are not lost
   const std::string how = with_reason("was evicted by operator", reason);
-  if (Status status = rooms_.deciders.evict({group.id, rank, how}); !status.ok()) return status;
+  if (Status status = rooms_.deciders.evict({label.id, rank, how}); !status.ok()) return status;
   record_event(EventKind::kEvicted, LogLevel::kWarning, "rank evicted by the operator",
-               {{"group", group.id},
-                {"name", group.name},
+               {{"group", label.id},
+                {"name", label.name},
                 {"rank", rank},
-                {"session", member->second.session.number},
-                {"pid", member->second.pid},
+                {"session", member.session.number},
+                {"pid", member.pid},
                 {"reason", reason},
                 {"by_uid", by.uid},
                 {"by_pid", by.pid}});
-  // A member whose group has not formed is not lost.
-  if (!group.engines.empty()) record_loss(group, member->second, how);
+  if (formed) record_loss(label, member, how);
   parts_.orders.carry_out_all();
-  return group.label();
+  return label;
 }
 
 }  // namespace epd::supervisor

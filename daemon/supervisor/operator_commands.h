@@ -34,7 +34,7 @@ class OperatorCommands {
   Status evict_session(const Operator& by, std::uint64_t session_id, const std::string& reason);
   Status restart_device(const Operator& by, const std::string& name);
   // By what SetGroupRequest allows. Users choose names, so none of them hides an id.
-  Result<std::uint64_t> find_group(const std::string& text) const;
+  Result<const membership::Group*> find_group(const std::string& text) const;
 
  private:
   Result<std::uint32_t> find_device(const std::string& name) const;

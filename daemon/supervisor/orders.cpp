@@ -127,7 +127,7 @@ void Orders::carry_out(const membership::SendStopMember& action) {
 
 // Not once for each engine, and not again for a fatal break that follows from another.
 void Orders::tell_break(const membership::GroupLabel& group, const abi::Break& message, bool orderly) {
-  const auto exists = [this](std::uint64_t id) { return rooms_.deciders.find(id).has_value(); };
+  const auto exists = [this](std::uint64_t id) { return rooms_.deciders.find(id) != nullptr; };
   if (!told_breaks_.tell(message, rooms_.deciders.num_groups(), exists)) return;
   // A program that ends as it should is no reason for a warning, and its group does not break.
   if (orderly && message.fatal != 0) {

@@ -69,8 +69,8 @@ class Facade final : public ControlFacade {
     using Groups = std::vector<WaitingGroup>;
     auto groups = flat(ask<Result<Groups>>(node_.loop(), [this, wanted]() -> Result<Groups> {
       if (wanted.group.empty()) return node_.reads().waiting_groups({});
-      Result<std::uint64_t> id = node_.commands().find_group(wanted.group);
-      return id.ok() ? Result<Groups>(node_.reads().waiting_groups(*id)) : id.status();
+      Result<const membership::Group*> group = node_.commands().find_group(wanted.group);
+      return group.ok() ? Result<Groups>(node_.reads().waiting_groups((*group)->id)) : group.status();
     }));
     if (!groups.ok()) return groups.status();
     v1::GetWaitsResponse message = message_of(*groups, wanted);

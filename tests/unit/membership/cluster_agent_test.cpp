@@ -104,7 +104,7 @@ TEST_F(AgentAlone, KnowsSinceWhenItHasAGroup) {
   serve();
   clock_.advance_ms(700);
   EXPECT_EQ(agent_.groups().at(kGroup).created_ns, then);
-  EXPECT_EQ(agent_.groups().at(kGroup).near_part().created_ns, then);
+  EXPECT_EQ(agent_.groups().at(kGroup).created_ns, then);
 }
 
 TEST_F(AgentAlone, RequestsWaitForAWelcomeAndHaveTheRestOfTheirTime) {
@@ -420,7 +420,7 @@ TEST_F(AgentAlone, AnEvictedJoinIsRefusedBeforeTheNextCoordinator) {
   EXPECT_TRUE(agent_.evict({kGroup, 0, "was evicted"}).ok());
   agent_.channel_began();
   EXPECT_EQ(actions(),
-            (Lines{"refused session=10 request=100 status=ABORTED", "free device=0 group=G rank=0 node=3"}));
+            (Lines{"refused session=10 request=100 status=ABORTED", "free device=0 group=G rank=0"}));
   EXPECT_EQ(refusal_.message(), "rank 0 was evicted");
   events();
   agent_.channel_began();
@@ -460,7 +460,7 @@ TEST_F(AgentAlone, KnowsWhatIsToBeShownOfItsGroups) {
   GroupWaits waits{{kLocalNode, 0}, {kGroup, {}}};
   abi::set_text(waits.message.text, "for node-b", 10);
   agent_.handle(waits);
-  EXPECT_EQ(group.near_part().waits(), "; for node-b");
+  EXPECT_EQ(group.waits(), "; for node-b");
   SendBreak stop{{3, 0}, {}, {}, false};
   stop.message.group_id = kGroup;
   stop.message.epoch = 1;
@@ -476,10 +476,10 @@ TEST_F(AgentAlone, KnowsWhatIsToBeShownOfItsGroups) {
   resume.message.epoch = 2;
   order(resume);
   EXPECT_EQ(group.phase(), GroupPhase::kActive);
-  EXPECT_EQ(group.told.epoch, 2u);
-  EXPECT_EQ(group.near_part().waits(), "");
+  EXPECT_EQ(group.epoch, 2u);
+  EXPECT_EQ(group.waits(), "");
   EXPECT_EQ(group.far_engine_of(1)->node, "node-c");
-  EXPECT_EQ(group.told.far_engines.size(), 1u) << "nobody is on node-b any more";
+  EXPECT_EQ(group.far_engines.size(), 1u) << "nobody is on node-b any more";
   stop.message.fatal = 1;
   order(stop);
   EXPECT_EQ(group.phase(), GroupPhase::kFailing);

@@ -222,6 +222,9 @@ struct Group {
   GroupPhase phase() const { return phase_of(state); }
   bool is(GroupPhase wanted) const { return phase() == wanted; }
   GroupLabel label() const { return {id, uid, name}; }
+  // What every engine is told of it: without ranks, members and far engines.
+  GroupDescription describe() const;
+  void take(const GroupDescription& told);
   bool all_gone() const;
   bool lives(std::uint32_t rank) const;
   // It lives, or arrives. Null: the rank is free, or lost.

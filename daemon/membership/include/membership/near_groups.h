@@ -13,29 +13,30 @@
 
 namespace epd::membership {
 
-struct NearGroup {
-  GroupDescription told;  // its members are those of all engines here
-  std::uint32_t asked_sum_ranks = 0;
-  std::uint64_t created_ns = 0;           // heard of here, by this node's clock
+// This node's part of a group, as a registry of this node alone would have it: members and engines are its own, under
+// kLocalNode, and its phase is what is known of it here. A member is kJoining until its join is answered.
+struct NearGroup : Group {
+  std::vector<RankDescription> ranks;     // all, as they were told
+  std::vector<FarEngine> far_engines;     // those that serve a living rank
   bool started = false;                   // an engine here has been told of it
   bool failed = false;                    // a fatal break has been told here
-  BreakReason reason;                     // of the last break
   std::set<std::uint32_t> starts_broken;  // devices whose engine has been told of it amid a break
   bool asks_break = false;                // an engine here has asked for one, and none has come
   // When an engine here said last that it can't reach another of the group, and no break has come. It says so
   // again as long as that lasts.
   std::optional<std::uint64_t> pair_lost_ns;
-  std::map<std::uint32_t, Member> members;      // of this node, by rank; kJoining: not answered
-  std::map<std::uint32_t, EngineSlot> engines;  // of this node, by device
 
   // Everything here serves the group, and nothing is owed.
   bool is_steady() const;
-  GroupPhase phase() const;
   // The engine of another node that serves the rank. Null: it is here, or nowhere.
   const FarEngine* far_engine_of(std::uint32_t rank) const;
   bool has_member(std::uint64_t session, std::uint32_t number) const;
-  // As a registry of this node alone has it, under kLocalNode.
-  Group near_part() const;
+  // For a registry that ends it.
+  Group to_end() &&;
+  void update_phase();
+
+ private:
+  bool starts() const;
 };
 
 class NearGroups {
@@ -55,6 +56,8 @@ class NearGroups {
   void said(const Event& event, std::uint64_t now_ns);
 
  private:
+  template <typename T>
+  void take(const T& message);  // an action, or an event
   template <typename T>
   void follow(const T&) {}
   void follow(const StartGroup& action);
