@@ -153,9 +153,8 @@ Status AgentSide::take_welcome(const v1::Welcome& welcome) {
   const bool goes_on =
       conversation_ && welcome.channel() == channel_ && welcome.term() == term_ && same_coordinator;
   if (!goes_on) {
-    conversation_.emplace(
-        membership::Channel::Ends{welcome.term(), boot_id_of(own_.boot_id()), boot_id_of(node.boot_id())},
-        self_.settings.heartbeat_ms, kMaxNodeFrameBytes);
+    conversation_.emplace(Channel::Ends{welcome.term(), own_.boot_id(), node.boot_id()},
+                          self_.settings.heartbeat_ms, kMaxNodeFrameBytes);
   }
   term_ = welcome.term();
   channel_ = welcome.channel();

@@ -64,7 +64,7 @@ class ClusterImpl final : public Cluster {
 std::unique_ptr<Side> ClusterImpl::make_side() {
   Self self{settings_, ground_.clock, refusals_, {}, ground_.agent};
   self.description.set_name(settings_.node);
-  self.description.set_boot_id(bytes_of(ground_.boot_id));
+  self.description.set_boot_id(std::string(ground_.boot_id.begin(), ground_.boot_id.end()));
   self.description.set_address(settings_.advertise);
   self.description.set_listen(settings_.listen);
   self.description.set_daemon_version(ground_.version);

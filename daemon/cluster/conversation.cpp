@@ -7,8 +7,7 @@
 
 namespace epd::cluster {
 
-Conversation::Conversation(const membership::Channel::Ends& ends, std::uint32_t heartbeat_ms,
-                           std::size_t max_frame_bytes)
+Conversation::Conversation(const Channel::Ends& ends, std::uint32_t heartbeat_ms, std::size_t max_frame_bytes)
     : channel_(ends, std::uint64_t{heartbeat_ms} * 1'000'000),
       max_payload_bytes_(max_frame_bytes - kFrameHeadBytes) {}
 
@@ -34,18 +33,14 @@ Status Conversation::send(std::string payload) {
   return channel_.send(std::move(payload));
 }
 
-Result<std::optional<std::string>> Conversation::receive(v1::ChannelMessage&& message) {
-  Result<membership::Envelope> envelope = envelope_of(std::move(message));
-  if (!envelope.ok()) return envelope.status();
-  return channel_.receive(std::move(*envelope));
-}
-
 void Conversation::pump(std::uint64_t now_ns) {
   if (stream_ == nullptr || writing_) return;
-  std::optional<membership::Envelope> envelope = channel_.next(now_ns);
-  if (!envelope) return;
+  std::optional<v1::ChannelMessage> message = channel_.next(now_ns);
+  if (!message) return;
   writing_ = true;
-  stream_->write(frame_of(std::move(*envelope)));
+  v1::Frame frame;
+  *frame.mutable_message() = std::move(*message);
+  stream_->write(frame);
 }
 
 std::uint64_t Conversation::next_due_ns() const {

@@ -215,9 +215,9 @@ std::string CoordinatorSide::holder_of_address(const v1::NodeDescription& node) 
 }
 
 bool CoordinatorSide::has_channel(const Member& member, const v1::Hello& hello) const {
-  const membership::Channel::Ends& ends = member.conversation.channel().ends();
+  const Channel::Ends& ends = member.conversation.channel().ends();
   return hello.channel() == member.number && hello.coordinator_boot_id() == own_.node.boot_id() &&
-         boot_id_of(hello.node().boot_id()) == ends.other && ends.term == term_;
+         hello.node().boot_id() == ends.other && ends.term == term_;
 }
 
 // The node has obeyed a coordinator before this one, and this one's term must be above that one's.
@@ -273,8 +273,7 @@ void CoordinatorSide::take_in(std::shared_ptr<Stream> stream, v1::Hello hello) {
     refuse(*stream, Refusal::kNodes, name, status);
     return;
   }
-  const membership::Channel::Ends ends{term_, boot_id_of(own_.node.boot_id()),
-                                       boot_id_of(hello.node().boot_id())};
+  const Channel::Ends ends{term_, own_.node.boot_id(), hello.node().boot_id()};
   const std::uint64_t number = std::max<std::uint64_t>(options_.random(), 1);
   member = members_.emplace(name, Member{number, {ends, self_.settings.heartbeat_ms, kMaxFrameBytes}}).first;
   (void)member->second.conversation.opened(stream, 0, true, now);  // a new channel has received nothing

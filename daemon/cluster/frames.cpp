@@ -9,10 +9,7 @@ namespace epd::cluster {
 namespace {
 
 constexpr std::size_t kMaxText = 300;
-
-bool is_boot_id(const std::string& bytes) {
-  return bytes.size() == std::tuple_size_v<membership::BootId>;
-}
+constexpr std::size_t kBootIdBytes = std::tuple_size_v<BootId>;
 
 bool is_printable(const std::string& text) {
   return text.size() <= kMaxText &&
@@ -49,7 +46,7 @@ Result<v1::NodeMessage> parse_content(const std::string& payload) {
 Status check_description(const v1::NodeDescription& node) {
   if (!is_name(node.name()))
     return invalid_argument(std::string("the node's name is none; allowed: ") + kAllowedNames);
-  if (!is_boot_id(node.boot_id())) {
+  if (node.boot_id().size() != kBootIdBytes) {
     return invalid_argument("the boot id of " + node.name() + " has " +
                             std::to_string(node.boot_id().size()) + " bytes; allowed: 16");
   }
@@ -84,31 +81,10 @@ Result<std::uint32_t> common_version(const v1::Hello& hello) {
                                                   std::to_string(kVersionMax));
 }
 
-membership::BootId boot_id_of(const std::string& bytes) {
-  membership::BootId id{};
+BootId boot_id_of(const std::string& bytes) {
+  BootId id{};
   std::copy_n(bytes.begin(), std::min(bytes.size(), id.size()), id.begin());
   return id;
-}
-
-std::string bytes_of(const membership::BootId& id) {
-  return {id.begin(), id.end()};
-}
-
-v1::Frame frame_of(membership::Envelope envelope) {
-  v1::Frame frame;
-  v1::ChannelMessage& message = *frame.mutable_message();
-  message.set_term(envelope.term);
-  message.set_boot_id(bytes_of(envelope.boot_id));
-  message.set_number(envelope.number);
-  message.set_acknowledged(envelope.acknowledged);
-  message.set_payload(std::move(envelope.payload));
-  return frame;
-}
-
-Result<membership::Envelope> envelope_of(v1::ChannelMessage&& message) {
-  if (!is_boot_id(message.boot_id())) return invalid_argument("a message without a boot id of 16 bytes");
-  return membership::Envelope{message.term(), boot_id_of(message.boot_id()), message.number(),
-                              message.acknowledged(), std::move(*message.mutable_payload())};
 }
 
 }  // namespace epd::cluster

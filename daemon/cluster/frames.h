@@ -1,9 +1,9 @@
 // Frames: their limits, and what they are made of.
 #pragma once
 
+#include "cluster/cluster.h"
 #include "cluster/settings.h"
 #include "epd/v1/cluster.pb.h"
-#include "membership/channel.h"
 #include "membership/messages.h"
 #include "stream.h"
 
@@ -31,8 +31,8 @@ Result<v1::Frame> parse_frame(const std::string& bytes, std::size_t most);
 // What a message of the channel carries.
 Result<v1::NodeMessage> parse_content(const std::string& payload);
 
-// What agents and coordinator say, in protobuf's encoding (in wire.cpp). Texts are cut, and made printable. Reports
-// that would make more than `most` bytes are left out.
+// What agents and coordinator say, in protobuf's encoding (in wire.cpp). Texts are cut, and made printable.
+// Reports that would make more than `most` bytes are left out.
 std::string encode(const membership::ToAgent& message);
 std::string encode(membership::ToCoordinator message, std::size_t most);
 // INVALID_ARGUMENT naming the field, its value and what is allowed.
@@ -46,10 +46,6 @@ Status check_identity(const v1::NodeDescription& node, const PeerFacts& peer, co
 // The highest version that both speak.
 Result<std::uint32_t> common_version(const v1::Hello& hello);
 
-membership::BootId boot_id_of(const std::string& bytes);  // of 16
-std::string bytes_of(const membership::BootId& id);
-
-v1::Frame frame_of(membership::Envelope envelope);
-Result<membership::Envelope> envelope_of(v1::ChannelMessage&& message);
+BootId boot_id_of(const std::string& bytes);  // of 16
 
 }  // namespace epd::cluster

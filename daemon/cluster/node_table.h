@@ -3,7 +3,6 @@
 
 #include "cluster/cluster.h"
 #include "epd/v1/cluster.pb.h"
-#include "membership/channel.h"
 
 #include <cstdint>
 #include <map>

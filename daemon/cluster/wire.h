@@ -1,6 +1,6 @@
-// Protobuf's encoding of the messages of epd/v1/membership.proto. fields(io, struct) shows each field to `io`: a
-// Writer appends it, a Reader judges it and fills it in. What a Reader does not know it leaves out, so newer daemons
-// may say more.
+// Protobuf's encoding of the messages of epd/v1/membership.proto. fields(io, struct) shows each field to
+// `io`: a Writer appends it, a Reader judges it and fills it in. What a Reader does not know it leaves out,
+// so newer daemons may say more.
 #pragma once
 
 #include "common/status.h"
@@ -230,7 +230,8 @@ class Reader {
     path_.pop_back();
   }
   template <Kind K, typename Value>
-  void judge_number(const char* name, std::uint64_t wire, Value& value, std::int64_t low, std::uint64_t most) {
+  void judge_number(const char* name, std::uint64_t wire, Value& value, std::int64_t low,
+                    std::uint64_t most) {
     if constexpr (is_signed(K)) {
       const std::uint64_t plain = K == Kind::kInt32 ? wire : wire >> 1 ^ (0 - (wire & 1));
       const auto number = static_cast<std::int64_t>(plain);

@@ -3,8 +3,8 @@
 // nodes' reports. Who takes no part in a group cannot describe it: its epoch key is known there alone.
 #pragma once
 
-#include "membership/messages.h"
 #include "membership/group.h"
+#include "membership/messages.h"
 
 #include <cstddef>
 #include <cstdint>

@@ -3,8 +3,8 @@
 #pragma once
 
 #include "base/clock.h"
-#include "membership/messages.h"
 #include "membership/limits.h"
+#include "membership/messages.h"
 
 #include <cstdint>
 #include <optional>

@@ -141,9 +141,8 @@ void NearGroups::forget_unused(std::uint64_t group_id) {
   if (group == nullptr) return;
   std::erase_if(group->engines, [group](const auto& entry) {
     return entry.second.is(EnginePhase::kAbsent) &&
-           std::none_of(group->members.begin(), group->members.end(), [&entry](const auto& of_rank) {
-             return of_rank.second.engine == entry.first;
-           });
+           std::none_of(group->members.begin(), group->members.end(),
+                        [&entry](const auto& of_rank) { return of_rank.second.engine == entry.first; });
   });
   if (group->members.empty() && group->engines.empty()) groups_.erase(group_id);
 }

@@ -53,7 +53,8 @@ void Steps::send_break(Group& group, EngineId engine) {
 }
 
 void Steps::resume(Group& group, bool reason_changed) {
-  const abi::Resume message{group.id, group.epoch, group.resume_index, StatusCode::kOk, -1, {}, group.view, {}};
+  const abi::Resume message{group.id, group.epoch, group.resume_index, StatusCode::kOk,
+                            -1,       {},          group.view,         {}};
   abi::Resume reason = message;
   reason.cause = group.reason.cause;
   reason.failed_rank = group.reason.failed_rank;

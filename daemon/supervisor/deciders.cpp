@@ -148,8 +148,7 @@ std::vector<std::uint32_t> Deciders::missing_ranks(const Group& group) const {
   const bool runs = group.is(GroupPhase::kActive) || group.is(GroupPhase::kBreaking);
   if (!runs && (near != nullptr || !group.is(GroupPhase::kForming))) return missing;
   for (std::uint32_t rank = 0; rank < group.shape.num_ranks; ++rank) {
-    const bool far =
-        near != nullptr && rank < near->ranks.size() && near->ranks[rank].active_since != 0;
+    const bool far = near != nullptr && rank < near->ranks.size() && near->ranks[rank].active_since != 0;
     if (!far && !group.members.contains(rank)) missing.push_back(rank);
   }
   return missing;

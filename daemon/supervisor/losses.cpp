@@ -5,7 +5,8 @@
 
 namespace epd::supervisor {
 
-void record_loss(const membership::GroupLabel& group, const membership::Member& member, const std::string& how) {
+void record_loss(const membership::GroupLabel& group, const membership::Member& member,
+                 const std::string& how) {
   const bool orderly = membership::is_orderly(how);
   record_of_user(group.uid, orderly ? EventKind::kRankLeft : EventKind::kRankLost,
                  how == session::kDied ? LogLevel::kWarning : LogLevel::kInfo,

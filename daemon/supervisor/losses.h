@@ -9,7 +9,8 @@
 
 namespace epd::supervisor {
 
-void record_loss(const membership::GroupLabel& group, const membership::Member& member, const std::string& how);
+void record_loss(const membership::GroupLabel& group, const membership::Member& member,
+                 const std::string& how);
 
 // Records the loss of all memberships of the session, or of one. To be called before the deciders are told,
 // so that the loss is recorded before the break that it causes.

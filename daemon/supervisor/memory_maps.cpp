@@ -5,6 +5,7 @@
 
 #include <optional>
 #include <utility>
+#include <vector>
 
 namespace epd::supervisor {
 namespace {
@@ -98,10 +99,11 @@ void MemoryMaps::give_up(const abi::MemoryMapped& message, MemberArenas& arenas,
   arenas.mapped.erase(message.number);
   entry.range.by = abi::MemoryBy::kNothing;
   entry.memory = nullptr;
+  std::vector<std::uint32_t> devices;  // what is sent may change the group
   if (const membership::Group* group = rooms_.deciders.find(message.group_id); group != nullptr) {
-    for (const auto& [engine, slot] : group->engines)
-      send(engine.device, message.group_id, message.rank, arenas, entry);
+    for (const auto& [engine, slot] : group->engines) devices.push_back(engine.device);
   }
+  for (const std::uint32_t device : devices) send(device, message.group_id, message.rank, arenas, entry);
   if (entry.request != 0) {
     rooms_.sessions.refuse(arenas.wanted.session, entry.request, status);
     return;

@@ -145,7 +145,7 @@ Result<const membership::Group*> OperatorCommands::find_group(const std::string&
 
 Result<membership::GroupLabel> OperatorCommands::set_group(const Operator& by, const std::string& name,
                                                            const GroupSettingsChange& change) {
-  const Result<const membership::Group*> found = find_group(name);
+  Result<const membership::Group*> found = find_group(name);
   if (!found.ok()) return found.status();
   const membership::Group& group = **found;
   if (!change.sms && !change.priority && !change.linger_us && !change.unset_sms && !change.unset_priority &&
@@ -173,7 +173,8 @@ Result<membership::GroupLabel> OperatorCommands::set_group(const Operator& by, c
   const GroupSettingsChange kept = parts_.settings.set_group(label.id, change);
   std::vector<std::pair<std::uint32_t, abi::GroupSettings>> told;  // devices, whose engines know the group
   for (const auto& [engine, slot] : group.engines) {
-    if (knows_group(slot)) told.emplace_back(engine.device, parts_.settings.of_group(group.settings_on(engine)));
+    if (knows_group(slot))
+      told.emplace_back(engine.device, parts_.settings.of_group(group.settings_on(engine)));
   }
   for (const auto& [device, settings] : told)
     parts_.orders.send(device, abi::LinkType::kGroupSettings, settings);
@@ -208,7 +209,7 @@ Status OperatorCommands::evict_session(const Operator& by, std::uint64_t session
 Result<membership::GroupLabel> OperatorCommands::evict_rank(const Operator& by, const std::string& name,
                                                             std::uint32_t rank, const std::string& reason) {
   if (Status status = check_reason(reason); !status.ok()) return status;
-  const Result<const membership::Group*> found = find_group(name);
+  Result<const membership::Group*> found = find_group(name);
   if (!found.ok()) return found.status();
   const membership::Group& group = **found;
   const auto here = group.members.find(rank);

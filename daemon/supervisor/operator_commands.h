@@ -4,6 +4,7 @@
 
 #include "gpu_work.h"
 #include "lifecycle.h"
+#include "membership/group.h"
 #include "operator_settings.h"
 #include "orders.h"
 #include "rooms.h"

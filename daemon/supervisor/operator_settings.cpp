@@ -36,7 +36,8 @@ void OperatorSettings::forget_sms() {
 }
 
 GroupSettingsChange OperatorSettings::set_group(std::uint64_t group_id, const GroupSettingsChange& change) {
-  std::erase_if(group_settings_, [this](const auto& entry) { return rooms_.deciders.find(entry.first) == nullptr; });
+  std::erase_if(group_settings_,
+                [this](const auto& entry) { return rooms_.deciders.find(entry.first) == nullptr; });
   GroupSettingsChange& kept = group_settings_[group_id];
   if (change.sms || change.unset_sms) kept.sms = change.sms;
   if (change.priority || change.unset_priority) kept.priority = change.priority;

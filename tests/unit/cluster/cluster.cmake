@@ -1,5 +1,5 @@
 # The cluster room: both sides of a stream over streams of the test's own, in stepped time; the port, and streams of gRPC's.
-add_executable(cluster_test ${CMAKE_CURRENT_LIST_DIR}/cluster_sides_test.cpp ${CMAKE_CURRENT_LIST_DIR}/cluster_settings_test.cpp
+add_executable(cluster_test ${CMAKE_CURRENT_LIST_DIR}/cluster_sides_test.cpp ${CMAKE_CURRENT_LIST_DIR}/cluster_channel_test.cpp ${CMAKE_CURRENT_LIST_DIR}/cluster_settings_test.cpp
   ${CMAKE_CURRENT_LIST_DIR}/cluster_wire_test.cpp ${CMAKE_CURRENT_LIST_DIR}/cluster_groups_test.cpp ${CMAKE_CURRENT_LIST_DIR}/cluster_door_test.cpp
   ${CMAKE_CURRENT_LIST_DIR}/cluster_dialer_test.cpp ${CMAKE_CURRENT_LIST_DIR}/cluster_gate_test.cpp)
 # membership.proto as protobuf's own code has it, which the daemon does without.

@@ -235,7 +235,8 @@ TEST_F(ClusterGroups, TheTermOfACoordinatorThatListensIsNotRaisedByItsNodes) {
   agent("node-b", 'B');
   step(200);
   v1::NodeMessage content;
-  content.set_to_coordinator(encode(membership::ToCoordinator{1, membership::AgentHeartbeat{true}}, kMaxNodeFrameBytes));
+  content.set_to_coordinator(
+      encode(membership::ToCoordinator{1, membership::AgentHeartbeat{true}}, kMaxNodeFrameBytes));
   const auto raw = open_raw();
   say(*raw, hello("node-x", 'X'));
   v1::Frame frame;
@@ -273,7 +274,8 @@ TEST_F(ClusterGroups, AnIllegalEventIsItsNodesEnd) {
     return raw->status_.message();
   };
   v1::NodeMessage content;
-  content.set_to_coordinator(encode(membership::ToCoordinator{2, membership::Superseded{}}, kMaxNodeFrameBytes));
+  content.set_to_coordinator(
+      encode(membership::ToCoordinator{2, membership::Superseded{}}, kMaxNodeFrameBytes));
   EXPECT_NE(
       say_content("node-x", content).find("term is 2; allowed: at most 1, which is that of the channel"),
       std::string::npos);

@@ -62,14 +62,16 @@ class Filler {
     for (Value& value : values) fields(*this, value);
   }
   template <Kind K, typename Value>
-  void numbers(std::uint32_t n, const char* name, std::vector<Value>& values, std::size_t, std::uint64_t most) {
+  void numbers(std::uint32_t n, const char* name, std::vector<Value>& values, std::size_t,
+               std::uint64_t most) {
     values.resize(below(4));
     for (Value& value : values) number<K>(n, name, value, 0, most);
   }
   template <typename Value, typename Variant>
   void choice(std::uint32_t, const char*, Variant& variant) {
     if (wanted_-- != 0) return;
-    const std::size_t rest = std::exchange(wanted_, below(std::variant_size_v<Action> - 1));  // of what is in it
+    const std::size_t rest =
+        std::exchange(wanted_, below(std::variant_size_v<Action> - 1));  // of what is in it
     fields(*this, variant.template emplace<Value>());
     wanted_ = rest;
     found_ = true;
@@ -168,12 +170,15 @@ TEST(ClusterWire, WhatIsSaidIsHeard) {
 // A later daemon says more, and leaves out what is 0.
 TEST(ClusterWire, FieldsOfALaterVersionAreLeftOut) {
   const SessionClosed closed{{0, 7}, "died"};
-  const std::string bytes = bytes_of(ToCoordinator{1, Told{closed}}) + "\xf8\x01\x05\xfa\x01\x03" "abc";
+  const std::string bytes = bytes_of(ToCoordinator{1, Told{closed}}) +
+                            "\xf8\x01\x05\xfa\x01\x03"
+                            "abc";
   const auto message = heard<ToCoordinator>(bytes);
   ASSERT_TRUE(message.ok()) << message.status().to_string();
   EXPECT_EQ(bytes_of(message.value()), bytes_of(ToCoordinator{1, Told{closed}}));
   const auto empty = heard<ToAgent>(std::string("\x2a\x02\x12\x00", 4));
-  EXPECT_EQ(empty.status().message(), "order.action.what is none that is known; allowed: an action of a node");
+  EXPECT_EQ(empty.status().message(),
+            "order.action.what is none that is known; allowed: an action of a node");
 }
 
 // Reports that don't fit are left out; the groups end if the coordinator is another one.
@@ -328,10 +333,12 @@ void mutate(Filler& random, const Message& message, int rounds) {
 
 TEST(ClusterWire, MutatedBytes) {
   Filler random(5);
-  each_alternative<Event>(random,
-                          [&](const Event& event) { mutate(random, ToCoordinator{1, Told{event}}, 300); });
-  each_alternative<Action>(random,
-                           [&](const Action& action) { mutate(random, ToAgent{1, 1, Order{1, action}}, 300); });
+  each_alternative<Event>(random, [&](const Event& event) {
+    mutate(random, ToCoordinator{1, Told{event}}, 300);
+  });
+  each_alternative<Action>(random, [&](const Action& action) {
+    mutate(random, ToAgent{1, 1, Order{1, action}}, 300);
+  });
   mutate(random, ToCoordinator{1, random.value<Attach>()}, 3'000);
 }
 

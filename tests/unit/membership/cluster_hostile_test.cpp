@@ -226,7 +226,8 @@ TEST_P(HostileNode, DoesNotHurtTheGroupOfTwoOthers) {
       say("c", any_event());
     }
     if (below(4) == 0) {
-      for (const char* node : {"a", "b"}) coordinator_.handle(node, {coordinator_.term(), AgentHeartbeat{true}});
+      for (const char* node : {"a", "b"})
+        coordinator_.handle(node, {coordinator_.term(), AgentHeartbeat{true}});
       after_ms(below(40) == 0 ? 1'500 : below(30));
     }
     ASSERT_FALSE(coordinator_.superseded());

@@ -4,9 +4,7 @@ epd_suites(membership_test LABEL unit TIMEOUT 300)
 target_sources(membership_test PRIVATE ${CMAKE_CURRENT_LIST_DIR}/membership_join_test.cpp ${CMAKE_CURRENT_LIST_DIR}/membership_engines_test.cpp
   ${CMAKE_CURRENT_LIST_DIR}/membership_degrade_test.cpp ${CMAKE_CURRENT_LIST_DIR}/membership_waits_test.cpp
   ${CMAKE_CURRENT_LIST_DIR}/membership_messages_test.cpp ${CMAKE_CURRENT_LIST_DIR}/membership_nodes_test.cpp
-  ${CMAKE_CURRENT_LIST_DIR}/membership_random_test.cpp ${CMAKE_CURRENT_LIST_DIR}/membership_spanning_test.cpp
-  ${CMAKE_CURRENT_LIST_DIR}/membership_channel_test.cpp ${CMAKE_CURRENT_LIST_DIR}/membership_world.cpp)
-target_sources(membership_test PRIVATE ${CMAKE_CURRENT_LIST_DIR}/cluster_world.cpp
-  ${CMAKE_CURRENT_LIST_DIR}/cluster_random_test.cpp ${CMAKE_CURRENT_LIST_DIR}/cluster_agent_test.cpp
+  ${CMAKE_CURRENT_LIST_DIR}/membership_spanning_test.cpp
+  ${CMAKE_CURRENT_LIST_DIR}/world.cpp ${CMAKE_CURRENT_LIST_DIR}/random_test.cpp ${CMAKE_CURRENT_LIST_DIR}/cluster_agent_test.cpp
   ${CMAKE_CURRENT_LIST_DIR}/cluster_coordinator_test.cpp
   ${CMAKE_CURRENT_LIST_DIR}/cluster_hostile_test.cpp)

@@ -19,6 +19,8 @@
 
 namespace epd::cluster {
 
+using BootId = std::array<std::uint8_t, 16>;
+
 enum class NodeState {
   kUp,
   kSilent,    // its stream has ended, or it has said nothing for half of node_timeout_ms
@@ -29,7 +31,7 @@ enum class NodeState {
 
 struct NodeView {
   std::string name;
-  std::array<std::uint8_t, 16> boot_id{};
+  BootId boot_id{};
   std::string address;
   std::string version;  // of its daemon
   NodeState state = NodeState::kUp;
@@ -71,7 +73,7 @@ class Cluster {
   struct Ground {
     const Clock& clock;  // for deadlines
     Post post;
-    std::array<std::uint8_t, 16> boot_id{};
+    BootId boot_id{};
     std::string version;  // of the daemon
     // This node's, and its owner's: who tells it, ticks it, and carries its actions out in every turn of the
     // loop, before tick() and after what tick() and messages have brought. The cluster gives it the

@@ -6,8 +6,8 @@
 #pragma once
 
 #include "base/clock.h"
-#include "membership/messages.h"
 #include "membership/limits.h"
+#include "membership/messages.h"
 #include "membership/near_groups.h"
 #include "membership/registry.h"
 #include "membership/requests.h"

@@ -3,8 +3,8 @@
 #pragma once
 
 #include "common/status.h"
-#include "membership/messages.h"
 #include "membership/ids.h"
+#include "membership/messages.h"
 #include "proto/attach.h"
 #include "proto/link.h"
 

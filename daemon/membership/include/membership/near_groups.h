@@ -2,8 +2,8 @@
 // are, and who its own ranks are.
 #pragma once
 
-#include "membership/messages.h"
 #include "membership/group.h"
+#include "membership/messages.h"
 
 #include <cstdint>
 #include <map>
@@ -13,8 +13,9 @@
 
 namespace epd::membership {
 
-// This node's part of a group, as a registry of this node alone would have it: members and engines are its own, under
-// kLocalNode, and its phase is what is known of it here. A member is kJoining until its join is answered.
+// This node's part of a group, as a registry of this node alone would have it: members and engines are its
+// own, under kLocalNode, and its phase is what is known of it here. A member is kJoining until its join is
+// answered.
 struct NearGroup : Group {
   std::vector<RankDescription> ranks;     // all, as they were told
   std::vector<FarEngine> far_engines;     // those that serve a living rank

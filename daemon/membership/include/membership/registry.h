@@ -6,9 +6,9 @@
 #pragma once
 
 #include "base/clock.h"
-#include "membership/messages.h"
 #include "membership/group.h"
 #include "membership/limits.h"
+#include "membership/messages.h"
 
 #include <cstdint>
 #include <map>

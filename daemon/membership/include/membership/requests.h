@@ -2,8 +2,8 @@
 // request costs the same however many others wait.
 #pragma once
 
-#include "membership/messages.h"
 #include "membership/group.h"
+#include "membership/messages.h"
 
 #include <algorithm>
 #include <cstdint>

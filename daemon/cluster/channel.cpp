@@ -1,9 +1,9 @@
-#include "membership/channel.h"
+#include "channel.h"
 
 #include <limits>
 #include <utility>
 
-namespace epd::membership {
+namespace epd::cluster {
 
 Status Channel::send(std::string payload) {
   if (given_up_ || payload.size() > kMaxKeptBytes - kept_bytes_) {
@@ -29,14 +29,14 @@ Status Channel::opened(std::uint64_t acknowledged, std::uint64_t now_ns) {
   return {};
 }
 
-std::optional<Envelope> Channel::next(std::uint64_t now_ns) {
+std::optional<v1::ChannelMessage> Channel::next(std::uint64_t now_ns) {
   if (!open_ || given_up_) return std::nullopt;
   if (sent_ < kept_.size()) {
     const std::size_t index = sent_++;
-    return envelope(acknowledged_ + index + 1, kept_[index], now_ns);
+    return message(acknowledged_ + index + 1, kept_[index], now_ns);
   }
   if (now_ns < next_due_ns()) return std::nullopt;
-  return envelope(0, {}, now_ns);
+  return message(0, {}, now_ns);
 }
 
 std::uint64_t Channel::next_due_ns() const {
@@ -44,38 +44,44 @@ std::uint64_t Channel::next_due_ns() const {
   return sent_ < kept_.size() ? 0 : last_sent_ns_ + heartbeat_ns_;
 }
 
-Envelope Channel::envelope(std::uint64_t number, std::string payload, std::uint64_t now_ns) {
+v1::ChannelMessage Channel::message(std::uint64_t number, std::string payload, std::uint64_t now_ns) {
   last_sent_ns_ = now_ns;
-  return {ends_.term, ends_.own, number, received_, std::move(payload)};
+  v1::ChannelMessage message;
+  message.set_term(ends_.term);
+  message.set_boot_id(ends_.own);
+  message.set_number(number);
+  message.set_acknowledged(received_);
+  message.set_payload(std::move(payload));
+  return message;
 }
 
-Status Channel::check(const Envelope& envelope) const {
-  if (envelope.term != ends_.term) {
-    return invalid_argument("term is " + std::to_string(envelope.term) +
+Status Channel::check(const v1::ChannelMessage& message) const {
+  if (message.term() != ends_.term) {
+    return invalid_argument("term is " + std::to_string(message.term()) +
                             "; allowed: " + std::to_string(ends_.term));
   }
-  if (envelope.boot_id != ends_.other) return invalid_argument("the boot id is of another daemon");
-  if (envelope.acknowledged > acknowledged_ + sent_) {
-    return invalid_argument("message " + std::to_string(envelope.acknowledged) +
+  if (message.boot_id() != ends_.other) return invalid_argument("the boot id is of another daemon");
+  if (message.acknowledged() > acknowledged_ + sent_) {
+    return invalid_argument("message " + std::to_string(message.acknowledged()) +
                             " is acknowledged; the last that was sent is " +
                             std::to_string(acknowledged_ + sent_));
   }
-  if (envelope.number > received_ + 1) {
-    return invalid_argument("message " + std::to_string(envelope.number) + " follows message " +
+  if (message.number() > received_ + 1) {
+    return invalid_argument("message " + std::to_string(message.number()) + " follows message " +
                             std::to_string(received_));
   }
-  if (envelope.number == 0 && !envelope.payload.empty())
-    return invalid_argument("a heartbeat has " + std::to_string(envelope.payload.size()) +
+  if (message.number() == 0 && !message.payload().empty())
+    return invalid_argument("a heartbeat has " + std::to_string(message.payload().size()) +
                             " bytes of payload");
   return {};
 }
 
-Result<std::optional<std::string>> Channel::receive(Envelope envelope) {
-  if (Status status = check(envelope); !status.ok()) return status;
-  if (envelope.acknowledged > acknowledged_) acknowledge(envelope.acknowledged);
-  if (envelope.number <= received_) return std::optional<std::string>();
-  received_ = envelope.number;
-  return std::optional<std::string>(std::move(envelope.payload));
+Result<std::optional<std::string>> Channel::receive(v1::ChannelMessage&& message) {
+  if (Status status = check(message); !status.ok()) return status;
+  if (message.acknowledged() > acknowledged_) acknowledge(message.acknowledged());
+  if (message.number() <= received_) return std::optional<std::string>();
+  received_ = message.number();
+  return std::optional<std::string>(std::move(*message.mutable_payload()));
 }
 
 void Channel::acknowledge(std::uint64_t number) {
@@ -86,4 +92,4 @@ void Channel::acknowledge(std::uint64_t number) {
   }
 }
 
-}  // namespace epd::membership
+}  // namespace epd::cluster

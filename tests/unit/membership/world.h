@@ -1,10 +1,12 @@
-// A cluster without processes: one coordinator, agents, engines, clients, channels, one clock and one queue
-// of what happens next. Everything follows from the seed. Nodes and the coordinator know of each other by
-// messages alone. An engine refuses what the real one would end itself for.
+// A cluster without processes: one coordinator, nodes with a registry and an agent, engines, clients,
+// channels, one clock and one queue of what happens next. Everything follows from the seed. Nodes and the
+// coordinator know of each other by messages alone. An engine refuses what the real one would end itself for.
+// A node of its own is a cluster of one.
 #pragma once
 
 #include "membership/agent.h"
 #include "membership/coordinator.h"
+#include "membership/registry.h"
 
 #include "membership_fixture.h"
 
@@ -16,10 +18,15 @@
 
 namespace epd::membership {
 
-struct ClusterOptions {
+struct WorldOptions {
   std::uint32_t nodes = 3;
   LossPolicy policy = LossPolicy::kFailFast;
   bool coordinator_dies = false;
+  bool spans = true;          // some groups span nodes; else each is its node's own
+  std::uint32_t devices = 2;  // of each node
+  abi::DeviceKind kind = abi::DeviceKind::kHost;
+  std::uint32_t conflict_ms = 0;
+  bool echoes = false;  // a node's registry is told twice whatever may be told twice
 };
 
 // All of them read the same.
@@ -32,12 +39,11 @@ class VirtualClock final : public Clock {
   std::uint64_t now_ns_ = 1'000'000'000;
 };
 
-class ClusterWorld {
+class World {
  public:
   static constexpr std::uint32_t kRanks = 4;
-  static constexpr std::uint32_t kDevices = 2;  // of each node
 
-  ClusterWorld(std::uint64_t seed, const ClusterOptions& options);
+  World(std::uint64_t seed, const WorldOptions& options);
 
   // Random events for so long.
   void run_ms(std::uint64_t ms);
@@ -64,6 +70,7 @@ class ClusterWorld {
     std::uint64_t waits_since_ns = 0;
     std::map<std::uint32_t, EngineId> ranks;  // active
     std::set<std::uint32_t> members;          // of this engine
+    std::set<std::uint32_t> refused;          // ranks whose memory it can't use
     std::map<EngineId, FarEngine> far;
   };
   struct Engine {
@@ -96,6 +103,7 @@ class ClusterWorld {
     std::uint64_t boot = 0;
     bool runs = false;
     bool paused = false;
+    std::unique_ptr<GroupRegistry> registry;  // of its own groups
     std::unique_ptr<Agent> agent;
     std::uint64_t term = 0;  // the highest that its agent has had
     std::map<std::uint32_t, Engine> engines;
@@ -148,17 +156,20 @@ class ClusterWorld {
   void answered(Node& node, const RequestId& request);
   // By an operator, who is told whether it will be.
   void evict(Node& node);
+  void evict_own(Node& node);
   void check_evicted(const Node& node) const;
+  static void check_registry(const Node& node);
 
   // Channels.
   void move_up(Node& node);
   void move_down(Node& node);
-  void tell(Node& node, const Event& event);
 
-  // Nodes.
+  // Nodes. Each event goes to the decider that it concerns.
+  void tell(Node& node, const Event& event);
+  void obey(Node& node, const Actions& actions);
   template <typename T>
   void carry_out(Node& node, const T& action);
-  void carry_out(Node& node, const CloseStreams&) { FAIL() << node.name; }
+  void carry_out(Node& node, const CloseStreams& action);
   void carry_out(Node& node, const KillEngine& action);
   void carry_out(Node& node, const AcquireMemory& action);
   void carry_out(Node& node, const ReleaseMemory& action);
@@ -175,7 +186,8 @@ class ClusterWorld {
   void say(Node& node, std::uint32_t device, Event event);
   void greet(Node& node, std::uint32_t device, std::uint64_t group_id);
   bool answers(const FarEngine& far, std::uint64_t group_id, const KnownGroup& known) const;
-  void believe(std::uint64_t group_id, const KnownGroup& known);
+  void believe(const Node& node, std::uint64_t group_id, const KnownGroup& known);
+  void take(Node& node, Engine& engine, const CloseStreams& action);
   KnownGroup* known_by(Engine& engine, std::uint64_t group_id);
   void take(Node& node, Engine& engine, const StartGroup& action);
   void take(Node& node, Engine& engine, const SendRank& action);
@@ -187,7 +199,7 @@ class ClusterWorld {
   void take(Node& node, Engine& engine, const SendResume& action);
   void take(Node& node, Engine& engine, const SendRemoveGroup& action);
 
-  const ClusterOptions options_;
+  const WorldOptions options_;
   std::mt19937_64 random_;
   VirtualClock clock_;
   std::priority_queue<Happening, std::vector<Happening>, std::greater<>> queue_;
@@ -202,7 +214,7 @@ class ClusterWorld {
   std::uint64_t last_term_ = 0;
   std::uint64_t next_boot_ = 1;
   std::uint64_t next_key_ = 1;
-  std::map<std::pair<std::uint64_t, std::uint64_t>, Believed> believed_;  // by group and epoch
+  std::map<std::pair<std::string, std::uint64_t>, Believed> believed_;  // by group and epoch
 };
 
 }  // namespace epd::membership

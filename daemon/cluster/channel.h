@@ -3,30 +3,21 @@
 // boot id, or the term changes; then both ends drop theirs, and make new ones.
 //
 // Every message has a number, and says up to which number its sender has received. What is not acknowledged
-// is kept and sent again when another stream has been opened. Pure: whoever owns it carries envelopes to and
+// is kept and sent again when another stream has been opened. Pure: whoever owns it carries messages to and
 // from the stream, says what time it is, and judges how long the other end may be silent.
 #pragma once
 
 #include "common/status.h"
+#include "epd/v1/cluster.pb.h"
 
-#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <deque>
 #include <optional>
 #include <string>
+#include <utility>
 
-namespace epd::membership {
-
-using BootId = std::array<std::uint8_t, 16>;
-
-struct Envelope {
-  std::uint64_t term = 0;
-  BootId boot_id{};                // of the sender
-  std::uint64_t number = 0;        // 1, 2, ...; 0: a heartbeat, which has no payload
-  std::uint64_t acknowledged = 0;  // all up to this one have been received
-  std::string payload;
-};
+namespace epd::cluster {
 
 class Channel {
  public:
@@ -35,10 +26,10 @@ class Channel {
 
   struct Ends {
     std::uint64_t term = 0;
-    BootId own{};
-    BootId other{};
+    std::string own;  // boot ids
+    std::string other;
   };
-  Channel(const Ends& ends, std::uint64_t heartbeat_ns) : ends_(ends), heartbeat_ns_(heartbeat_ns) {}
+  Channel(Ends ends, std::uint64_t heartbeat_ns) : ends_(std::move(ends)), heartbeat_ns_(heartbeat_ns) {}
 
   const Ends& ends() const { return ends_; }
   std::uint64_t received() const { return received_; }
@@ -56,17 +47,17 @@ class Channel {
 
   // What is to be sent next, in order: messages, then a heartbeat if one is due. Nothing: not before
   // next_due_ns().
-  std::optional<Envelope> next(std::uint64_t now_ns);
+  std::optional<v1::ChannelMessage> next(std::uint64_t now_ns);
   std::uint64_t next_due_ns() const;
 
   // What has come: a payload that is delivered now, or nothing (a heartbeat, something that came before). Not
   // OK: no channel sends that; nothing has changed.
-  Result<std::optional<std::string>> receive(Envelope envelope);
+  Result<std::optional<std::string>> receive(v1::ChannelMessage&& message);
 
  private:
-  Status check(const Envelope& envelope) const;
+  Status check(const v1::ChannelMessage& message) const;
   void acknowledge(std::uint64_t number);
-  Envelope envelope(std::uint64_t number, std::string payload, std::uint64_t now_ns);
+  v1::ChannelMessage message(std::uint64_t number, std::string payload, std::uint64_t now_ns);
 
   const Ends ends_;
   const std::uint64_t heartbeat_ns_;
@@ -80,4 +71,4 @@ class Channel {
   std::uint64_t last_sent_ns_ = 0;  // while it is open
 };
 
-}  // namespace epd::membership
+}  // namespace epd::cluster

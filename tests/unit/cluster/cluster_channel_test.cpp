@@ -1,5 +1,5 @@
 // The channel between two daemons: order, loss, duplicates, limits; and random lives from a seed.
-#include "membership/channel.h"
+#include "channel.h"
 
 #include <gtest/gtest.h>
 #include <cstdlib>
@@ -7,19 +7,14 @@
 #include <random>
 #include <vector>
 
-namespace epd::membership {
+namespace epd::cluster {
 namespace {
 
 constexpr std::uint64_t kMs = 1'000'000;
 constexpr std::uint64_t kHeartbeatNs = 100 * kMs;
 
-BootId boot(std::uint8_t n) {
-  BootId id{};
-  id[0] = n;
-  return id;
-}
-Channel::Ends ends_of(std::uint8_t own, std::uint8_t other, std::uint64_t term = 7) {
-  return {term, boot(own), boot(other)};
+Channel::Ends ends_of(char own, char other, std::uint64_t term = 7) {
+  return {term, std::string(16, own), std::string(16, other)};
 }
 
 class ChannelPair : public testing::Test {
@@ -33,7 +28,7 @@ class ChannelPair : public testing::Test {
   std::vector<std::string> carry(Channel& from, Channel& to, std::uint64_t now = 0) {
     std::vector<std::string> payloads;
     while (auto envelope = from.next(now)) {
-      auto got = to.receive(*envelope);
+      auto got = to.receive(std::move(*envelope));
       EXPECT_TRUE(got.ok()) << got.status().to_string();
       if (got.ok() && got.value()) payloads.push_back(*got.value());
     }
@@ -71,9 +66,9 @@ TEST_F(ChannelPair, WhatAStreamLostIsSentAgainOnce) {
 TEST_F(ChannelPair, WhatComesTwiceIsDeliveredOnce) {
   open();
   ASSERT_TRUE(a.send("one").ok());
-  const Envelope first = *a.next(0);
-  EXPECT_EQ(*b.receive(first).value(), "one");
-  const auto again = b.receive(first);
+  const v1::ChannelMessage first = *a.next(0);
+  EXPECT_EQ(*b.receive(v1::ChannelMessage(first)).value(), "one");
+  const auto again = b.receive(v1::ChannelMessage(first));
   ASSERT_TRUE(again.ok());
   EXPECT_FALSE(again.value().has_value());
 }
@@ -84,8 +79,8 @@ TEST_F(ChannelPair, HeartbeatsComeWhenNothingElseHasBeenSent) {
   EXPECT_EQ(a.next_due_ns(), kHeartbeatNs);
   const auto beat = a.next(kHeartbeatNs);
   ASSERT_TRUE(beat.has_value());
-  EXPECT_EQ(beat->number, 0u);
-  EXPECT_TRUE(beat->payload.empty());
+  EXPECT_EQ(beat->number(), 0u);
+  EXPECT_TRUE(beat->payload().empty());
   EXPECT_FALSE(a.next(kHeartbeatNs + 1).has_value());
   ASSERT_TRUE(a.send("one").ok());
   EXPECT_EQ(a.next_due_ns(), 0u);
@@ -114,24 +109,24 @@ TEST_F(ChannelPair, TooMuchThatIsNotAcknowledgedEndsIt) {
   EXPECT_FALSE(a.send("z").ok());
 }
 
-TEST_F(ChannelPair, IllegalEnvelopesChangeNothing) {
+TEST_F(ChannelPair, IllegalMessagesChangeNothing) {
   open();
   ASSERT_TRUE(a.send("one").ok());
-  const Envelope good = *a.next(0);
+  const v1::ChannelMessage good = *a.next(0);
   const auto refused = [&](auto change, const char* text) {
-    Envelope bad = good;
+    v1::ChannelMessage bad = good;
     change(bad);
-    const auto result = b.receive(bad);
+    const auto result = b.receive(std::move(bad));
     EXPECT_EQ(result.status().code(), StatusCode::kInvalidArgument) << text;
     EXPECT_NE(result.status().message().find(text), std::string::npos) << result.status().message();
   };
-  refused([](Envelope& e) { e.term = 6; }, "term is 6; allowed: 7");
-  refused([](Envelope& e) { e.boot_id = boot(9); }, "another daemon");
-  refused([](Envelope& e) { e.number = 2; }, "message 2 follows message 0");
-  refused([](Envelope& e) { e.number = ~0ull; }, "follows message 0");
-  refused([](Envelope& e) { e.acknowledged = 1; }, "the last that was sent is 0");
-  refused([](Envelope& e) { e.number = 0; }, "3 bytes of payload");
-  EXPECT_EQ(*b.receive(good).value(), "one");
+  refused([](v1::ChannelMessage& e) { e.set_term(6); }, "term is 6; allowed: 7");
+  refused([](v1::ChannelMessage& e) { e.set_boot_id(std::string(16, 9)); }, "another daemon");
+  refused([](v1::ChannelMessage& e) { e.set_number(2); }, "message 2 follows message 0");
+  refused([](v1::ChannelMessage& e) { e.set_number(~0ull); }, "follows message 0");
+  refused([](v1::ChannelMessage& e) { e.set_acknowledged(1); }, "the last that was sent is 0");
+  refused([](v1::ChannelMessage& e) { e.set_number(0); }, "3 bytes of payload");
+  EXPECT_EQ(*b.receive(v1::ChannelMessage(good)).value(), "one");
 }
 
 TEST_F(ChannelPair, AnotherChannelIsNotResumed) {
@@ -166,7 +161,7 @@ class RandomLife {
  private:
   // What travels: the two openings, then envelopes.
   struct Item {
-    std::optional<Envelope> envelope;
+    std::optional<v1::ChannelMessage> envelope;
     std::uint64_t received = 0;  // of an opening
   };
   struct Stream {
@@ -247,7 +242,7 @@ class RandomLife {
       return;
     }
     if (!ends_[to].open()) return;  // it has noticed the end of the stream
-    auto got = ends_[to].receive(*item.envelope);
+    auto got = ends_[to].receive(v1::ChannelMessage(*item.envelope));
     ASSERT_TRUE(got.ok()) << got.status().to_string();
     if (got.value()) heard_[to].push_back(*got.value());
     ASSERT_LE(heard_[to].size(), said_[1 - to].size());
@@ -274,4 +269,4 @@ TEST(ChannelLife, RandomStreamsLoseAndRepeatNothing) {
 }
 
 }  // namespace
-}  // namespace epd::membership
+}  // namespace epd::cluster

@@ -1,4 +1,4 @@
-#include "cluster_world.h"
+#include "world.h"
 
 #include <algorithm>
 #include <cstdlib>
@@ -12,9 +12,39 @@ constexpr std::uint64_t kPeerTimeoutMs = 500;
 const ClusterTimes kTimes{100, 2'000, 4'000};
 const MembershipLimits kLimits{8, 3'000, 1'000, 3'000, 1'000, 100'000, 0};
 
+bool spans(std::uint64_t group_id) {
+  return group_id >> 63 != 0;
+}
+
+enum class Concern { kOwn, kSpanning, kBoth };
+
+Concern concern_of(const Event& event) {
+  const auto judge = [](const auto& e) {
+    using T = std::decay_t<decltype(e)>;
+    bool spanning = std::is_same_v<T, PeerLost>;
+    if constexpr (std::is_same_v<T, JoinRequest>) {
+      spanning = e.join.shape.span == abi::Span::kCluster;
+    } else if constexpr (std::is_same_v<T, LeaveRequest>) {
+      spanning = member_index(e.member) >= kFirstSpanningIndex;
+    } else if constexpr (requires { e.group_id; }) {
+      spanning = spans(e.group_id);
+    } else if constexpr (requires { e.message.group_id; }) {
+      spanning = spans(e.message.group_id);
+    } else if constexpr (!std::is_same_v<T, PeerLost>) {
+      return Concern::kBoth;
+    }
+    return spanning ? Concern::kSpanning : Concern::kOwn;
+  };
+  return std::visit(judge, event);
+}
+
+bool is_request(const Event& event) {
+  return std::holds_alternative<JoinRequest>(event) || std::holds_alternative<LeaveRequest>(event);
+}
+
 }  // namespace
 
-ClusterWorld::ClusterWorld(std::uint64_t seed, const ClusterOptions& options)
+World::World(std::uint64_t seed, const WorldOptions& options)
     : options_(options), random_(seed), nodes_(options.nodes) {
   start_coordinator();
   for (std::uint32_t n = 0; n < options.nodes; ++n) {
@@ -26,27 +56,28 @@ ClusterWorld::ClusterWorld(std::uint64_t seed, const ClusterOptions& options)
 
 // ---- time
 
-void ClusterWorld::later_us(std::uint64_t us, std::function<void()> what) {
+void World::later_us(std::uint64_t us, std::function<void()> what) {
   queue_.push({clock_.now_ns() + us * 1'000, next_happening_++, std::move(what)});
 }
 
 // EPD_TEST_VERBOSE prints what happens.
-void ClusterWorld::trace(const std::string& line) const {
+void World::trace(const std::string& line) const {
   static const bool verbose = std::getenv("EPD_TEST_VERBOSE") != nullptr;
   if (verbose) std::cout << clock_.now_ns() / 1'000 << " us " << line << "\n";
 }
 
-void ClusterWorld::run_ms(std::uint64_t ms) {
+void World::run_ms(std::uint64_t ms) {
   run_until(clock_.now_ns() + ms * kMs);
 }
 
-void ClusterWorld::run_until(std::uint64_t end_ns) {
+void World::run_until(std::uint64_t end_ns) {
   while (!testing::Test::HasFatalFailure()) {
     std::uint64_t next = end_ns;
     if (!queue_.empty()) next = std::min(next, queue_.top().at_ns);
     if (coordinator_ != nullptr) next = std::min(next, coordinator_->next_due_ns());
     for (const Node& node : nodes_) {
-      if (node.runs && !node.paused) next = std::min(next, node.agent->next_due_ns());
+      if (node.runs && !node.paused)
+        next = std::min({next, node.agent->next_due_ns(), node.registry->next_due_ns()});
     }
     next = std::max(next, clock_.now_ns());
     clock_.advance_to(next);
@@ -59,21 +90,22 @@ void ClusterWorld::run_until(std::uint64_t end_ns) {
     if (coordinator_ != nullptr && coordinator_->next_due_ns() <= next) coordinator_->tick();
     for (Node& node : nodes_) {
       if (node.runs && !node.paused && node.agent->next_due_ns() <= next) node.agent->tick();
+      if (node.runs && !node.paused && node.registry->next_due_ns() <= next) node.registry->tick();
     }
     pump();
   }
 }
 
 // What agents and coordinator have decided goes on its way.
-void ClusterWorld::pump() {
+void World::pump() {
   for (Node& node : nodes_) {
     if (!node.runs) continue;
-    for (Actions actions = node.agent->take_actions(); !actions.empty();
-         actions = node.agent->take_actions()) {
-      for (const Action& action : actions) {
-        trace(node.name + ": " + to_string(action));
-        std::visit([&](const auto& what) { carry_out(node, what); }, action);
-      }
+    for (bool any = true; any;) {
+      const Actions own = node.registry->take_actions();
+      obey(node, own);
+      const Actions spanning = node.agent->take_actions();
+      obey(node, spanning);
+      any = !own.empty() || !spanning.empty();
     }
     EXPECT_GE(node.agent->term(), node.term) << "a term that is over";
     node.term = node.agent->term();
@@ -97,7 +129,7 @@ void ClusterWorld::pump() {
 
 // ---- channels: first in, first out, each message with a delay of its own
 
-void ClusterWorld::move_up(Node& node) {
+void World::move_up(Node& node) {
   if (node.up.moving || node.up.cut || node.up.messages.empty() || coordinator_ == nullptr) return;
   node.up.moving = true;
   later_us(50 + below(below(20) == 0 ? 50'000 : 500), [this, &node, channel = node.channel] {
@@ -110,7 +142,7 @@ void ClusterWorld::move_up(Node& node) {
   });
 }
 
-void ClusterWorld::move_down(Node& node) {
+void World::move_down(Node& node) {
   if (node.down.moving || node.down.cut || node.down.messages.empty() || !node.runs || node.paused) return;
   node.down.moving = true;
   later_us(50 + below(below(20) == 0 ? 50'000 : 500), [this, &node, channel = node.channel] {
@@ -123,7 +155,7 @@ void ClusterWorld::move_down(Node& node) {
   });
 }
 
-void ClusterWorld::begin_channel(Node& node) {
+void World::begin_channel(Node& node) {
   trace(node.name + ": its channel begins anew");
   ++node.channel;
   node.stale.insert(node.stale.end(), node.down.messages.begin(), node.down.messages.end());
@@ -145,14 +177,9 @@ void ClusterWorld::begin_channel(Node& node) {
   }
 }
 
-void ClusterWorld::tell(Node& node, const Event& event) {
-  trace(node.name + " tells event " + std::to_string(event.index()));
-  node.agent->handle(event);
-}
-
 // ---- faults
 
-void ClusterWorld::happen() {
+void World::happen() {
   if (!faults_) return;
   Node& node = any_node();
   if (node.runs && !node.paused) {
@@ -167,7 +194,7 @@ void ClusterWorld::happen() {
         if (!node.clients.empty() && below(6) == 0) close(node, node.clients.begin()->first);
         break;
       case 5:
-        if (below(8) == 0) evict(node);
+        if (below(8) == 0) below(2) == 0 ? evict(node) : evict_own(node);
         break;
       default: break;
     }
@@ -176,11 +203,11 @@ void ClusterWorld::happen() {
   later_us(1'000 + below(120'000), [this] { happen(); });
 }
 
-void ClusterWorld::fault() {
+void World::fault() {
   Node& node = any_node();
   Node& other = any_node();
   const std::uint64_t a_while_us = 1'000 + below(below(2) == 0 ? 300'000 : 8'000'000);
-  const auto device = static_cast<std::uint32_t>(below(kDevices));
+  const auto device = static_cast<std::uint32_t>(below(options_.devices));
   if (!node.runs) return;
   Engine& engine = node.engines[device];
   switch (below(options_.coordinator_dies ? 13 : 12)) {
@@ -213,7 +240,7 @@ void ClusterWorld::fault() {
       node.paused = true;
       later_us(a_while_us, [this, &node] {
         node.paused = false;
-        for (std::uint32_t d = 0; d < kDevices && node.runs; ++d) work(node, d);
+        for (std::uint32_t d = 0; d < options_.devices && node.runs; ++d) work(node, d);
       });
       break;
     case 7: part(node, other); break;
@@ -246,20 +273,25 @@ void ClusterWorld::fault() {
   }
 }
 
-void ClusterWorld::start_node(Node& node) {
+void World::start_node(Node& node) {
   node.runs = true;
   node.paused = false;
   node.boot = next_boot_++;
   node.evicted.clear();
   node.term = 0;
   NodeUp described{kLocalNode, {}, node.name, std::to_string(node.boot)};
-  for (std::uint32_t d = 0; d < kDevices; ++d) described.devices.push_back({"host:" + std::to_string(d), {}});
+  for (std::uint32_t d = 0; d < options_.devices; ++d)
+    described.devices.push_back({"host:" + std::to_string(d), {}});
+  MembershipLimits limits = kLimits;
+  limits.conflict_ms = options_.conflict_ms;
+  node.registry = std::make_unique<GroupRegistry>(clock_, limits);
+  node.registry->handle(described);
   node.agent = std::make_unique<Agent>(clock_, Agent::Options{kTimes, kLimits, described});
   begin_channel(node);
-  for (std::uint32_t d = 0; d < kDevices; ++d) start_engine(node, d);
+  for (std::uint32_t d = 0; d < options_.devices; ++d) start_engine(node, d);
 }
 
-void ClusterWorld::kill_node(Node& node, bool seen) {
+void World::kill_node(Node& node, bool seen) {
   ++counts["killed nodes"];
   trace(node.name + ": killed");
   node.runs = false;
@@ -279,7 +311,7 @@ void ClusterWorld::kill_node(Node& node, bool seen) {
   });
 }
 
-void ClusterWorld::start_coordinator() {
+void World::start_coordinator() {
   coordinator_ =
       std::make_unique<Coordinator>(clock_, Coordinator::Options{kTimes, kLimits, ++last_term_, [this] {
                                                                    return EpochKey{next_key_++, 7};
@@ -292,7 +324,7 @@ void ClusterWorld::start_coordinator() {
   }
 }
 
-void ClusterWorld::kill_coordinator() {
+void World::kill_coordinator() {
   ++counts["killed coordinators"];
   last_term_ = std::max(last_term_, coordinator_->term());
   coordinator_.reset();
@@ -301,7 +333,7 @@ void ClusterWorld::kill_coordinator() {
 }
 
 // Engines of the two say so; other nodes may be in its way as well.
-void ClusterWorld::part(Node& a, Node& b) {
+void World::part(Node& a, Node& b) {
   if (&a == &b) return;
   ++counts["parted"];
   const auto pair = std::minmax(a.name, b.name);
@@ -321,13 +353,13 @@ void ClusterWorld::part(Node& a, Node& b) {
 
 // ---- clients
 
-void ClusterWorld::join(Node& node) {
+void World::join(Node& node) {
   std::uint64_t session = 0;
   if (!node.clients.empty() && below(3) != 0) {
     session = std::next(node.clients.begin(), static_cast<std::ptrdiff_t>(below(node.clients.size())))->first;
   } else {
     session = next_session_++;
-    node.clients[session].device = static_cast<std::uint32_t>(below(kDevices));
+    node.clients[session].device = static_cast<std::uint32_t>(below(options_.devices));
   }
   Client& client = node.clients[session];
   if (client.owed.size() > 2) return;
@@ -336,14 +368,16 @@ void ClusterWorld::join(Node& node) {
   request.uid = kUid;
   request.engine = {kLocalNode, client.device};
   std::strcpy(request.join.group, below(8) == 0 ? "other" : "g");
-  request.join.shape = spanning_shape_of(kRanks, options_.policy);
+  request.device_kind = options_.kind;
+  request.join.shape = options_.spans && below(3) != 0 ? spanning_shape_of(kRanks, options_.policy)
+                                                       : shape_of(kRanks, options_.policy);
   request.join.rank = below(3) == 0 ? static_cast<std::int32_t>(below(kRanks)) : -1;
   request.join.timeout_ms = static_cast<std::uint32_t>(500 + below(4'000));
   client.owed.insert(request.id.number);
   tell(node, request);
 }
 
-void ClusterWorld::leave(Node& node) {
+void World::leave(Node& node) {
   for (auto& [session, client] : node.clients) {
     if (client.members.empty() || below(2) == 0) continue;
     const std::uint32_t member = *client.members.begin();
@@ -354,12 +388,12 @@ void ClusterWorld::leave(Node& node) {
   }
 }
 
-void ClusterWorld::close(Node& node, std::uint64_t session) {
+void World::close(Node& node, std::uint64_t session) {
   node.clients.erase(session);
   tell(node, SessionClosed{{kLocalNode, session}, "died"});
 }
 
-void ClusterWorld::evict(Node& node) {
+void World::evict(Node& node) {
   const auto& groups = node.agent->groups();
   if (groups.empty()) return;
   const auto& [id, group] = *std::next(groups.begin(), static_cast<std::ptrdiff_t>(below(groups.size())));
@@ -371,8 +405,14 @@ void ClusterWorld::evict(Node& node) {
   node.evicted.push_back({id, member.rank, member.join_id()});
 }
 
+void World::evict_own(Node& node) {
+  if (node.registry->groups().empty()) return;
+  const std::uint64_t id = node.registry->groups().begin()->first;
+  tell(node, EvictRank{id, static_cast<std::uint32_t>(below(kRanks)), "was evicted by operator"});
+}
+
 // Whatever its coordinator did.
-void ClusterWorld::check_evicted(const Node& node) const {
+void World::check_evicted(const Node& node) const {
   for (const Evicted& evicted : node.evicted) {
     const auto group = node.agent->groups().find(evicted.group);
     if (group == node.agent->groups().end()) continue;
@@ -385,7 +425,7 @@ void ClusterWorld::check_evicted(const Node& node) const {
   }
 }
 
-void ClusterWorld::answered(Node& node, const RequestId& request) {
+void World::answered(Node& node, const RequestId& request) {
   const auto client = node.clients.find(request.session.number);
   if (client == node.clients.end()) return;
   ASSERT_EQ(client->second.owed.erase(request.number), 1u)
@@ -394,8 +434,31 @@ void ClusterWorld::answered(Node& node, const RequestId& request) {
 
 // ---- nodes
 
+void World::tell(Node& node, const Event& event) {
+  trace(node.name + " tells event " + std::to_string(event.index()));
+  const Concern concern = concern_of(event);
+  if (concern != Concern::kSpanning) node.registry->handle(event);
+  if (concern != Concern::kSpanning && options_.echoes && !is_request(event)) node.registry->handle(event);
+  if (concern != Concern::kOwn) node.agent->handle(event);
+}
+
+void World::obey(Node& node, const Actions& actions) {
+  for (const Action& action : actions) {
+    trace(node.name + ": " + to_string(action));
+    std::visit([&](const auto& what) { carry_out(node, what); }, action);
+  }
+}
+
+void World::carry_out(Node& node, const CloseStreams& action) {
+  EXPECT_TRUE(node.memory.held.contains({action.group_id, action.rank}));
+  Engine& engine = node.engines[action.engine.device];
+  if (action.later || !engine.up) return;
+  engine.inbox.push_back([this, &node, &engine, action] { take(node, engine, action); });
+  work(node, action.engine.device);
+}
+
 template <typename T>
-void ClusterWorld::carry_out(Node& node, const T& action) {
+void World::carry_out(Node& node, const T& action) {
   const std::uint32_t device = action.engine.device;
   Engine& engine = node.engines[device];
   if (!engine.up) return;
@@ -407,24 +470,29 @@ void ClusterWorld::carry_out(Node& node, const T& action) {
   work(node, device);
 }
 
-void ClusterWorld::carry_out(Node& node, const KillEngine& action) {
+void World::carry_out(Node& node, const KillEngine& action) {
   if (!node.engines[action.engine.device].stopped) kill_engine(node, action.engine.device);
 }
 
-void ClusterWorld::carry_out(Node& node, const AcquireMemory& action) {
+void World::carry_out(Node& node, const AcquireMemory& action) {
   node.memory.limit = below(20) == 0 ? 0 : 1000;
   tell(node, MemoryAcquired{action.request, action.group_id, action.rank, node.memory.acquire(action)});
 }
 
-void ClusterWorld::carry_out(Node& node, const ReleaseMemory& action) {
+void World::carry_out(Node& node, const ReleaseMemory& action) {
   node.memory.held.erase({action.group_id, action.rank});
 }
 
-void ClusterWorld::carry_out(Node& node, const MarkLost& action) {
+void World::carry_out(Node& node, const MarkLost& action) {
   EXPECT_TRUE(node.memory.held.contains({action.group_id, action.rank}));
+  const auto& groups = node.engines[action.engine.device].groups;
+  const auto known = groups.find(action.group_id);
+  EXPECT_FALSE(known != groups.end() && known->second.phase == KnownGroup::Phase::kServing &&
+               known->second.members.contains(action.rank))
+      << "an engine writes the board of rank " << action.rank;
 }
 
-void ClusterWorld::carry_out(Node& node, const ReplyJoined& action) {
+void World::carry_out(Node& node, const ReplyJoined& action) {
   answered(node, action.request);
   ++counts["joined"];
   const auto client = node.clients.find(action.request.session.number);
@@ -435,7 +503,7 @@ void ClusterWorld::carry_out(Node& node, const ReplyJoined& action) {
 
 // ---- engines
 
-void ClusterWorld::start_engine(Node& node, std::uint32_t device) {
+void World::start_engine(Node& node, std::uint32_t device) {
   Engine& engine = node.engines[device];
   engine.up = true;
   ++engine.life;
@@ -444,7 +512,7 @@ void ClusterWorld::start_engine(Node& node, std::uint32_t device) {
   tell(node, EngineUp{{kLocalNode, device}, engine.address});
 }
 
-void ClusterWorld::kill_engine(Node& node, std::uint32_t device) {
+void World::kill_engine(Node& node, std::uint32_t device) {
   Engine& engine = node.engines[device];
   if (!engine.up || !node.runs) return;
   ++counts["killed engines"];
@@ -459,7 +527,7 @@ void ClusterWorld::kill_engine(Node& node, std::uint32_t device) {
 }
 
 // Takes and says one message each time.
-void ClusterWorld::work(Node& node, std::uint32_t device) {
+void World::work(Node& node, std::uint32_t device) {
   later_us(20 + below(below(10) == 0 ? 100'000 : 300),
            [this, &node, device, life = node.engines[device].life] {
              Engine& engine = node.engines[device];
@@ -478,24 +546,26 @@ void ClusterWorld::work(Node& node, std::uint32_t device) {
            });
 }
 
-void ClusterWorld::say(Node& node, std::uint32_t device, Event event) {
+void World::say(Node& node, std::uint32_t device, Event event) {
   node.engines[device].outbox.push_back(std::move(event));
   work(node, device);
 }
 
-ClusterWorld::KnownGroup* ClusterWorld::known_by(Engine& engine, std::uint64_t group_id) {
+World::KnownGroup* World::known_by(Engine& engine, std::uint64_t group_id) {
   const auto found = engine.groups.find(group_id);
   EXPECT_NE(found, engine.groups.end()) << engine.address << " knows nothing of group " << group_id;
   return found == engine.groups.end() ? nullptr : &found->second;
 }
 
-void ClusterWorld::believe(std::uint64_t group_id, const KnownGroup& known) {
+void World::believe(const Node& node, std::uint64_t group_id, const KnownGroup& known) {
   const Believed now{known.ranks, known.key, known.view};
-  const auto [found, first] = believed_.emplace(std::pair(group_id, known.epoch), now);
+  const std::string group =
+      std::to_string(group_id) + (spans(group_id) ? "" : " of " + std::to_string(node.boot));
+  const auto [found, first] = believed_.emplace(std::pair(group, known.epoch), now);
   EXPECT_EQ(found->second, now) << "two views in epoch " << known.epoch << " of group " << group_id;
 }
 
-bool ClusterWorld::answers(const FarEngine& far, std::uint64_t group_id, const KnownGroup& known) const {
+bool World::answers(const FarEngine& far, std::uint64_t group_id, const KnownGroup& known) const {
   for (const Node& node : nodes_) {
     if (node.name != far.node || !node.runs || node.paused) continue;
     for (const auto& [device, engine] : node.engines) {
@@ -509,7 +579,7 @@ bool ClusterWorld::answers(const FarEngine& far, std::uint64_t group_id, const K
 }
 
 // Says hello until all far engines have answered; then the group serves its epoch.
-void ClusterWorld::greet(Node& node, std::uint32_t device, std::uint64_t group_id) {
+void World::greet(Node& node, std::uint32_t device, std::uint64_t group_id) {
   Engine& engine = node.engines[device];
   later_us(20'000,
            [this, &node, device, group_id, life = engine.life, epoch = engine.groups.at(group_id).epoch] {
@@ -530,7 +600,12 @@ void ClusterWorld::greet(Node& node, std::uint32_t device, std::uint64_t group_i
                known.greeted = true;
                ++counts["epochs served"];
                if (known.epoch == 1) {
-                 say(node, device, GroupReady{{kLocalNode, device}, {group_id, StatusCode::kOk, {}}, {}});
+                 const bool fails = !spans(group_id) && below(30) == 0;
+                 const StatusCode status = fails ? StatusCode::kResourceExhausted : StatusCode::kOk;
+                 say(node, device,
+                     GroupReady{{kLocalNode, device},
+                                {group_id, status, {}},
+                                node.memory.boards_on({kLocalNode, device}, group_id)});
                } else {
                  say(node, device, Resumed{{kLocalNode, device}, {group_id, known.epoch}});
                }
@@ -546,7 +621,7 @@ void ClusterWorld::greet(Node& node, std::uint32_t device, std::uint64_t group_i
            });
 }
 
-void ClusterWorld::take(Node& node, Engine& engine, const StartGroup& action) {
+void World::take(Node& node, Engine& engine, const StartGroup& action) {
   const GroupDescription& group = action.group;
   const std::uint32_t device = action.engine.device;
   ASSERT_EQ(group.ranks.size(), kRanks);
@@ -571,6 +646,7 @@ void ClusterWorld::take(Node& node, Engine& engine, const StartGroup& action) {
   if (below(40) == 0) {
     const abi::RankRefused message{
         id, static_cast<std::uint32_t>(below(kRanks)), StatusCode::kInvalidArgument, {}};
+    engine.groups.at(id).refused.insert(message.rank);
     say(node, device, RankRefused{{kLocalNode, device}, message});
   }
   if (action.broken) {
@@ -578,12 +654,12 @@ void ClusterWorld::take(Node& node, Engine& engine, const StartGroup& action) {
         GroupReady{
             {kLocalNode, device}, {id, StatusCode::kOk, {}}, node.memory.boards_on(action.engine, id)});
   } else {
-    believe(id, known);
+    believe(node, id, known);
     greet(node, device, id);
   }
 }
 
-void ClusterWorld::take(Node&, Engine& engine, const SendRank& action) {
+void World::take(Node&, Engine& engine, const SendRank& action) {
   KnownGroup* known = known_by(engine, action.group_id);
   ASSERT_TRUE(known != nullptr && known->phase == KnownGroup::Phase::kBroken);
   if (action.rank.active_since != 0) {
@@ -594,18 +670,25 @@ void ClusterWorld::take(Node&, Engine& engine, const SendRank& action) {
   }
 }
 
-void ClusterWorld::take(Node&, Engine& engine, const SendMember& action) {
+void World::take(Node&, Engine& engine, const SendMember& action) {
   KnownGroup* known = known_by(engine, action.group_id);
   ASSERT_TRUE(known != nullptr && known->ranks.contains(action.member.rank));
   known->members.insert(action.member.rank);
 }
 
-void ClusterWorld::take(Node& node, Engine& engine, const SendFarEngine& action) {
+void World::take(Node&, Engine& engine, const CloseStreams& action) {
+  const auto known = engine.groups.find(action.group_id);
+  EXPECT_TRUE(known == engine.groups.end() || !known->second.members.contains(action.rank) ||
+              known->second.refused.contains(action.rank))
+      << "it is served";
+}
+
+void World::take(Node& node, Engine& engine, const SendFarEngine& action) {
   EXPECT_NE(action.far.node, node.name);
   for (auto& [id, known] : engine.groups) known.far[action.far.engine] = action.far;
 }
 
-void ClusterWorld::take(Node& node, Engine& engine, const SendStopMember& action) {
+void World::take(Node& node, Engine& engine, const SendStopMember& action) {
   KnownGroup* known = known_by(engine, action.message.group_id);
   ASSERT_TRUE(known != nullptr && known->members.contains(action.message.rank));
   MemberStopped stopped{{kLocalNode, action.engine.device}, action.message};
@@ -613,7 +696,7 @@ void ClusterWorld::take(Node& node, Engine& engine, const SendStopMember& action
   say(node, action.engine.device, stopped);
 }
 
-void ClusterWorld::take(Node& node, Engine& engine, const SendBreak& action) {
+void World::take(Node& node, Engine& engine, const SendBreak& action) {
   const std::uint64_t id = action.message.group_id;
   KnownGroup* known = known_by(engine, id);
   ASSERT_TRUE(known != nullptr);
@@ -627,12 +710,12 @@ void ClusterWorld::take(Node& node, Engine& engine, const SendBreak& action) {
       Broken{{kLocalNode, action.engine.device}, {id, action.message.epoch, known->said}});
 }
 
-void ClusterWorld::take(Node&, Engine& engine, const SendRelease& action) {
+void World::take(Node&, Engine& engine, const SendRelease& action) {
   KnownGroup* known = known_by(engine, action.message.group_id);
   ASSERT_TRUE(known != nullptr && known->phase == KnownGroup::Phase::kBroken);
 }
 
-void ClusterWorld::take(Node& node, Engine& engine, const SendResume& action) {
+void World::take(Node& node, Engine& engine, const SendResume& action) {
   const std::uint64_t id = action.message.group_id;
   KnownGroup* known = known_by(engine, id);
   ASSERT_TRUE(known != nullptr && known->phase == KnownGroup::Phase::kBroken);
@@ -649,25 +732,25 @@ void ClusterWorld::take(Node& node, Engine& engine, const SendResume& action) {
   for (const auto& [rank, at] : known->ranks)
     EXPECT_TRUE(at.node == action.engine.node || known->far.contains(at)) << "rank " << rank << " is nowhere";
   ++counts["resumes"];
-  believe(id, *known);
+  believe(node, id, *known);
   greet(node, action.engine.device, id);
 }
 
-void ClusterWorld::take(Node& node, Engine& engine, const SendRemoveGroup& action) {
+void World::take(Node& node, Engine& engine, const SendRemoveGroup& action) {
   engine.groups.erase(action.message.group_id);
   say(node, action.engine.device, GroupRemoved{{kLocalNode, action.engine.device}, action.message});
 }
 
 // ---- ends
 
-void ClusterWorld::settle_ms(std::uint64_t ms) {
+void World::settle_ms(std::uint64_t ms) {
   faults_ = false;
   apart_.clear();
   if (coordinator_ == nullptr) start_coordinator();
   for (Node& node : nodes_) {
     node.paused = node.up.cut = node.down.cut = false;
     if (!node.runs) start_node(node);
-    for (std::uint32_t d = 0; d < kDevices; ++d) {
+    for (std::uint32_t d = 0; d < options_.devices; ++d) {
       node.engines[d].stopped = false;
       work(node, d);
     }
@@ -675,18 +758,36 @@ void ClusterWorld::settle_ms(std::uint64_t ms) {
   run_ms(ms);
 }
 
-void ClusterWorld::evict_as_the_coordinator_dies() {
+void World::evict_as_the_coordinator_dies() {
   for (Node& node : nodes_) evict(node);
   kill_coordinator();
 }
 
-void ClusterWorld::close_all_sessions() {
+void World::close_all_sessions() {
   for (Node& node : nodes_) {
     while (!node.clients.empty()) close(node, node.clients.begin()->first);
   }
 }
 
-void ClusterWorld::check_settled() const {
+void World::check_registry(const Node& node) {
+  for (const auto& [id, group] : node.registry->groups()) {
+    EXPECT_TRUE(group.is(GroupPhase::kActive) || group.is(GroupPhase::kLost))
+        << "group " << id << " is stuck in phase " << static_cast<int>(group.phase()) << group.waits();
+    EXPECT_TRUE(group.arrivals.empty() && group.waiting.empty());
+    for (const auto& [rank, member] : group.members) {
+      EXPECT_NE(member.presence, Presence::kJoining) << "rank " << rank;
+      EXPECT_NE(node.memory.held.contains({id, rank}), member.gone()) << "rank " << rank;
+      EXPECT_FALSE(group.is(GroupPhase::kActive) && member.gone());
+    }
+    for (const auto& [engine, slot] : group.engines) {
+      if (!group.is(GroupPhase::kActive)) continue;
+      EXPECT_EQ(slot.phase(), EnginePhase::kServing);
+      EXPECT_TRUE(group.needs(engine));
+    }
+  }
+}
+
+void World::check_settled() const {
   for (const auto& [id, group] : coordinator_->groups()) {
     EXPECT_TRUE(group.is(GroupPhase::kActive) || group.is(GroupPhase::kLost))
         << "group " << id << " is stuck in phase " << static_cast<int>(group.phase()) << group.waits();
@@ -696,6 +797,7 @@ void ClusterWorld::check_settled() const {
   }
   for (const Node& node : nodes_) {
     EXPECT_TRUE(node.agent->attached()) << node.name;
+    check_registry(node);
     check_evicted(node);
     for (const auto& [session, client] : node.clients)
       EXPECT_TRUE(client.owed.empty())
@@ -704,18 +806,20 @@ void ClusterWorld::check_settled() const {
       for (const auto& [id, known] : engine.groups) {
         EXPECT_NE(known.phase, KnownGroup::Phase::kBroken) << "group " << id;
         EXPECT_TRUE(known.phase == KnownGroup::Phase::kLost || known.greeted) << "group " << id;
-        EXPECT_TRUE(known.phase == KnownGroup::Phase::kLost || coordinator_->groups().contains(id))
-            << "group " << id;
+        const auto& groups = spans(id) ? coordinator_->groups() : node.registry->groups();
+        EXPECT_TRUE(known.phase == KnownGroup::Phase::kLost || groups.contains(id)) << "group " << id;
       }
     }
   }
 }
 
-void ClusterWorld::check_empty() const {
+void World::check_empty() const {
   EXPECT_TRUE(coordinator_->groups().empty());
   for (const Node& node : nodes_) {
     EXPECT_TRUE(node.agent->groups().empty()) << node.name;
     EXPECT_TRUE(node.agent->ended().empty()) << node.name;
+    EXPECT_TRUE(node.registry->groups().empty()) << node.name;
+    EXPECT_EQ(node.registry->next_due_ns(), kNever);
     EXPECT_TRUE(node.memory.held.empty()) << node.name;
     for (const auto& [device, engine] : node.engines) EXPECT_TRUE(engine.groups.empty()) << engine.address;
   }
