@@ -4,12 +4,12 @@
 #include "cluster/certificates.h"
 #include "common/build_info.h"
 #include "common/gpu_uuid.h"
-#include "deciders.h"
 #include "device_list.h"
 #include "fleet.h"
 #include "live_config.h"
 #include "loop.h"
 #include "member_memory_store.h"
+#include "membership/deciders.h"
 #include "messages.h"
 #include "process_state.h"
 #include "proto/binding_rules.h"
@@ -84,9 +84,9 @@ Status in_no_cluster() {
   return {StatusCode::kUnsupported, "this daemon is in no cluster: cluster.name is not set"};
 }
 
-void add_far(v1::Group& message, const std::vector<Deciders::FarRank>& ranks) {
+void add_far(v1::Group& message, const std::vector<membership::Deciders::FarRank>& ranks) {
   if (ranks.empty()) return;
-  for (const Deciders::FarRank& rank : ranks) {
+  for (const membership::Deciders::FarRank& rank : ranks) {
     v1::GroupMember& member = *message.add_members();
     member.set_rank(rank.rank);
     member.set_device("host:" + std::to_string(rank.device));

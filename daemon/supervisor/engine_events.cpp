@@ -1,8 +1,8 @@
 #include "engine_events.h"
 
 #include "base/event.h"
-#include "deciders.h"
 #include "member_memory_store.h"
+#include "membership/deciders.h"
 #include "memory_limit.h"
 #include "process_state.h"
 #include "session/session_table.h"

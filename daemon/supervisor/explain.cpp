@@ -1,7 +1,7 @@
 // Explains one operation: which rank it waits for, and what stops that rank.
 #include "control_reads.h"
-#include "deciders.h"
 #include "fleet.h"
+#include "membership/deciders.h"
 #include "messages.h"
 #include "process_state.h"
 #include "session/session_table.h"
@@ -94,7 +94,7 @@ v1::Wait ControlReads::wait_of(const membership::Group& group, std::uint32_t ran
   v1::Wait wait;
   wait.set_rank(rank);
   const auto found = group.members.find(rank);
-  for (const Deciders::FarRank& far : rooms_.deciders.far_ranks(group.id)) {
+  for (const membership::Deciders::FarRank& far : rooms_.deciders.far_ranks(group.id)) {
     if (far.rank != rank) continue;
     wait.set_node(far.node);
     wait.set_device("host:" + std::to_string(far.device));

@@ -1,12 +1,12 @@
 #include "lifecycle.h"
 
 #include "base/event.h"
-#include "deciders.h"
 #include "device_list.h"
 #include "fleet.h"
 #include "live_config.h"
 #include "loop.h"
 #include "member_memory_store.h"
+#include "membership/deciders.h"
 
 #include <signal.h>
 #include <sys/epoll.h>

@@ -19,8 +19,8 @@ void record_loss(const membership::GroupLabel& group, const membership::Member& 
                   {"how", how}});
 }
 
-void record_losses(const Deciders& deciders, std::uint64_t session_id, std::optional<std::uint32_t> member_id,
-                   const std::string& how) {
+void record_losses(const membership::Deciders& deciders, std::uint64_t session_id,
+                   std::optional<std::uint32_t> member_id, const std::string& how) {
   deciders.each([&](const membership::Group& group) {
     // A member that leaves before its group has formed is not lost.
     if (member_id && group.engines.empty()) return;

@@ -1,7 +1,7 @@
 // The events of ranks that are lost.
 #pragma once
 
-#include "deciders.h"
+#include "membership/deciders.h"
 
 #include <cstdint>
 #include <optional>
@@ -14,7 +14,7 @@ void record_loss(const membership::GroupLabel& group, const membership::Member& 
 
 // Records the loss of all memberships of the session, or of one. To be called before the deciders are told,
 // so that the loss is recorded before the break that it causes.
-void record_losses(const Deciders& deciders, std::uint64_t session_id, std::optional<std::uint32_t> member_id,
-                   const std::string& how);
+void record_losses(const membership::Deciders& deciders, std::uint64_t session_id,
+                   std::optional<std::uint32_t> member_id, const std::string& how);
 
 }  // namespace epd::supervisor

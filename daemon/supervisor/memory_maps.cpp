@@ -1,7 +1,7 @@
 #include "memory_maps.h"
 
-#include "deciders.h"
 #include "device_list.h"
+#include "membership/deciders.h"
 
 #include <optional>
 #include <utility>
@@ -17,7 +17,8 @@ struct Place {
   std::set<std::uint32_t> devices;
 };
 
-std::optional<Place> find_member(const Deciders& deciders, std::uint64_t session_id, std::uint32_t number) {
+std::optional<Place> find_member(const membership::Deciders& deciders, std::uint64_t session_id,
+                                 std::uint32_t number) {
   std::optional<Place> found;
   deciders.each([&](const membership::Group& group) {
     for (const auto& [rank, member] : group.members) {

@@ -1,11 +1,11 @@
 #include "network_watch.h"
 
 #include "base/log.h"
-#include "deciders.h"
 #include "fleet.h"
 #include "lifecycle.h"
 #include "live_config.h"
 #include "loop.h"
+#include "membership/deciders.h"
 
 #include <algorithm>
 #include <atomic>

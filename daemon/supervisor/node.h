@@ -6,7 +6,6 @@
 #include "base/descriptors.h"
 #include "cluster/cluster.h"
 #include "control_reads.h"
-#include "deciders.h"
 #include "device_list.h"
 #include "engine_events.h"
 #include "fleet.h"
@@ -15,6 +14,7 @@
 #include "live_config.h"
 #include "loop.h"
 #include "member_memory_store.h"
+#include "membership/deciders.h"
 #include "memory_maps.h"
 #include "network_watch.h"
 #include "operator_commands.h"
@@ -80,7 +80,7 @@ class Node {
 
   // The rooms that report to parts. So they are made later and destroyed first.
   MemberMemoryStore memory_;
-  Deciders deciders_;
+  membership::Deciders deciders_;
   session::SessionTable sessions_;
   EngineFleet fleet_;
 };

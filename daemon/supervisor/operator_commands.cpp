@@ -2,10 +2,10 @@
 
 #include "base/event.h"
 #include "base/peer.h"
-#include "deciders.h"
 #include "fleet.h"
 #include "live_config.h"
 #include "losses.h"
+#include "membership/deciders.h"
 #include "reason.h"
 #include "session/session_table.h"
 

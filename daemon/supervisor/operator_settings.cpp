@@ -1,8 +1,8 @@
 #include "operator_settings.h"
 
-#include "deciders.h"
 #include "device_list.h"
 #include "live_config.h"
+#include "membership/deciders.h"
 
 namespace epd::supervisor {
 

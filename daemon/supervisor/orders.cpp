@@ -1,9 +1,9 @@
 #include "orders.h"
 
 #include "base/event.h"
-#include "deciders.h"
 #include "loop.h"
 #include "member_memory_store.h"
+#include "membership/deciders.h"
 
 #include <algorithm>
 #include <cstring>

@@ -7,6 +7,9 @@
 #include <array>
 #include <cstdint>
 
+namespace epd::membership {
+class Deciders;
+}  // namespace epd::membership
 namespace epd::session {
 class SessionTable;
 }  // namespace epd::session
@@ -18,7 +21,6 @@ class LiveConfig;
 class DeviceList;
 class EngineFleet;
 class MemberMemoryStore;
-class Deciders;
 
 // One run of the daemon.
 struct DaemonLife {
@@ -35,7 +37,7 @@ struct Rooms {
   session::SessionTable& sessions;
   EngineFleet& fleet;
   MemberMemoryStore& memory;
-  Deciders& deciders;
+  membership::Deciders& deciders;
 };
 
 }  // namespace epd::supervisor

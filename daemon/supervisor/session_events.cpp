@@ -1,10 +1,10 @@
 #include "session_events.h"
 
-#include "deciders.h"
 #include "device_list.h"
 #include "fleet.h"
 #include "live_config.h"
 #include "losses.h"
+#include "membership/deciders.h"
 #include "membership/join_rules.h"
 
 #include <unistd.h>

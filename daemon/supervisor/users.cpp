@@ -1,8 +1,8 @@
 // What each user has, and what it may have.
 #include "control_reads.h"
-#include "deciders.h"
 #include "live_config.h"
 #include "member_memory_store.h"
+#include "membership/deciders.h"
 #include "session/session_table.h"
 
 #include <map>

@@ -12,32 +12,6 @@ constexpr std::uint64_t kPeerTimeoutMs = 500;
 const ClusterTimes kTimes{100, 2'000, 4'000};
 const MembershipLimits kLimits{8, 3'000, 1'000, 3'000, 1'000, 100'000, 0};
 
-bool spans(std::uint64_t group_id) {
-  return group_id >> 63 != 0;
-}
-
-enum class Concern { kOwn, kSpanning, kBoth };
-
-Concern concern_of(const Event& event) {
-  const auto judge = [](const auto& e) {
-    using T = std::decay_t<decltype(e)>;
-    bool spanning = std::is_same_v<T, PeerLost>;
-    if constexpr (std::is_same_v<T, JoinRequest>) {
-      spanning = e.join.shape.span == abi::Span::kCluster;
-    } else if constexpr (std::is_same_v<T, LeaveRequest>) {
-      spanning = member_index(e.member) >= kFirstSpanningIndex;
-    } else if constexpr (requires { e.group_id; }) {
-      spanning = spans(e.group_id);
-    } else if constexpr (requires { e.message.group_id; }) {
-      spanning = spans(e.message.group_id);
-    } else if constexpr (!std::is_same_v<T, PeerLost>) {
-      return Concern::kBoth;
-    }
-    return spanning ? Concern::kSpanning : Concern::kOwn;
-  };
-  return std::visit(judge, event);
-}
-
 bool is_request(const Event& event) {
   return std::holds_alternative<JoinRequest>(event) || std::holds_alternative<LeaveRequest>(event);
 }
@@ -76,8 +50,7 @@ void World::run_until(std::uint64_t end_ns) {
     if (!queue_.empty()) next = std::min(next, queue_.top().at_ns);
     if (coordinator_ != nullptr) next = std::min(next, coordinator_->next_due_ns());
     for (const Node& node : nodes_) {
-      if (node.runs && !node.paused)
-        next = std::min({next, node.agent->next_due_ns(), node.registry->next_due_ns()});
+      if (node.runs && !node.paused) next = std::min(next, node.deciders->next_due_ns());
     }
     next = std::max(next, clock_.now_ns());
     clock_.advance_to(next);
@@ -89,8 +62,7 @@ void World::run_until(std::uint64_t end_ns) {
     }
     if (coordinator_ != nullptr && coordinator_->next_due_ns() <= next) coordinator_->tick();
     for (Node& node : nodes_) {
-      if (node.runs && !node.paused && node.agent->next_due_ns() <= next) node.agent->tick();
-      if (node.runs && !node.paused && node.registry->next_due_ns() <= next) node.registry->tick();
+      if (node.runs && !node.paused && node.deciders->next_due_ns() <= next) node.deciders->tick();
     }
     pump();
   }
@@ -100,12 +72,12 @@ void World::run_until(std::uint64_t end_ns) {
 void World::pump() {
   for (Node& node : nodes_) {
     if (!node.runs) continue;
-    for (bool any = true; any;) {
-      const Actions own = node.registry->take_actions();
-      obey(node, own);
-      const Actions spanning = node.agent->take_actions();
-      obey(node, spanning);
-      any = !own.empty() || !spanning.empty();
+    for (Actions actions = node.deciders->take_actions(); !actions.empty();
+         actions = node.deciders->take_actions()) {
+      for (const Action& action : actions) {
+        trace(node.name + ": " + to_string(action));
+        std::visit([&](const auto& what) { carry_out(node, what); }, action);
+      }
     }
     EXPECT_GE(node.agent->term(), node.term) << "a term that is over";
     node.term = node.agent->term();
@@ -284,9 +256,8 @@ void World::start_node(Node& node) {
     described.devices.push_back({"host:" + std::to_string(d), {}});
   MembershipLimits limits = kLimits;
   limits.conflict_ms = options_.conflict_ms;
-  node.registry = std::make_unique<GroupRegistry>(clock_, limits);
-  node.registry->handle(described);
-  node.agent = std::make_unique<Agent>(clock_, Agent::Options{kTimes, kLimits, described});
+  node.deciders = std::make_unique<Deciders>(clock_, limits, described);
+  node.agent = &node.deciders->make_agent(kTimes, kLimits, described);
   begin_channel(node);
   for (std::uint32_t d = 0; d < options_.devices; ++d) start_engine(node, d);
 }
@@ -406,9 +377,9 @@ void World::evict(Node& node) {
 }
 
 void World::evict_own(Node& node) {
-  if (node.registry->groups().empty()) return;
-  const std::uint64_t id = node.registry->groups().begin()->first;
-  tell(node, EvictRank{id, static_cast<std::uint32_t>(below(kRanks)), "was evicted by operator"});
+  if (node.deciders->local().groups().empty()) return;
+  const std::uint64_t id = node.deciders->local().groups().begin()->first;
+  (void)node.deciders->evict({id, static_cast<std::uint32_t>(below(kRanks)), "was evicted by operator"});
 }
 
 // Whatever its coordinator did.
@@ -436,17 +407,8 @@ void World::answered(Node& node, const RequestId& request) {
 
 void World::tell(Node& node, const Event& event) {
   trace(node.name + " tells event " + std::to_string(event.index()));
-  const Concern concern = concern_of(event);
-  if (concern != Concern::kSpanning) node.registry->handle(event);
-  if (concern != Concern::kSpanning && options_.echoes && !is_request(event)) node.registry->handle(event);
-  if (concern != Concern::kOwn) node.agent->handle(event);
-}
-
-void World::obey(Node& node, const Actions& actions) {
-  for (const Action& action : actions) {
-    trace(node.name + ": " + to_string(action));
-    std::visit([&](const auto& what) { carry_out(node, what); }, action);
-  }
+  node.deciders->handle(event);
+  if (options_.echoes && !is_request(event)) node.deciders->handle(event);
 }
 
 void World::carry_out(Node& node, const CloseStreams& action) {
@@ -560,7 +522,7 @@ World::KnownGroup* World::known_by(Engine& engine, std::uint64_t group_id) {
 void World::believe(const Node& node, std::uint64_t group_id, const KnownGroup& known) {
   const Believed now{known.ranks, known.key, known.view};
   const std::string group =
-      std::to_string(group_id) + (spans(group_id) ? "" : " of " + std::to_string(node.boot));
+      std::to_string(group_id) + (is_spanning(group_id) ? "" : " of " + std::to_string(node.boot));
   const auto [found, first] = believed_.emplace(std::pair(group, known.epoch), now);
   EXPECT_EQ(found->second, now) << "two views in epoch " << known.epoch << " of group " << group_id;
 }
@@ -600,7 +562,7 @@ void World::greet(Node& node, std::uint32_t device, std::uint64_t group_id) {
                known.greeted = true;
                ++counts["epochs served"];
                if (known.epoch == 1) {
-                 const bool fails = !spans(group_id) && below(30) == 0;
+                 const bool fails = !is_spanning(group_id) && below(30) == 0;
                  const StatusCode status = fails ? StatusCode::kResourceExhausted : StatusCode::kOk;
                  say(node, device,
                      GroupReady{{kLocalNode, device},
@@ -770,7 +732,7 @@ void World::close_all_sessions() {
 }
 
 void World::check_registry(const Node& node) {
-  for (const auto& [id, group] : node.registry->groups()) {
+  for (const auto& [id, group] : node.deciders->local().groups()) {
     EXPECT_TRUE(group.is(GroupPhase::kActive) || group.is(GroupPhase::kLost))
         << "group " << id << " is stuck in phase " << static_cast<int>(group.phase()) << group.waits();
     EXPECT_TRUE(group.arrivals.empty() && group.waiting.empty());
@@ -806,7 +768,7 @@ void World::check_settled() const {
       for (const auto& [id, known] : engine.groups) {
         EXPECT_NE(known.phase, KnownGroup::Phase::kBroken) << "group " << id;
         EXPECT_TRUE(known.phase == KnownGroup::Phase::kLost || known.greeted) << "group " << id;
-        const auto& groups = spans(id) ? coordinator_->groups() : node.registry->groups();
+        const auto& groups = is_spanning(id) ? coordinator_->groups() : node.deciders->local().groups();
         EXPECT_TRUE(known.phase == KnownGroup::Phase::kLost || groups.contains(id)) << "group " << id;
       }
     }
@@ -818,8 +780,8 @@ void World::check_empty() const {
   for (const Node& node : nodes_) {
     EXPECT_TRUE(node.agent->groups().empty()) << node.name;
     EXPECT_TRUE(node.agent->ended().empty()) << node.name;
-    EXPECT_TRUE(node.registry->groups().empty()) << node.name;
-    EXPECT_EQ(node.registry->next_due_ns(), kNever);
+    EXPECT_TRUE(node.deciders->local().groups().empty()) << node.name;
+    EXPECT_EQ(node.deciders->local().next_due_ns(), kNever);
     EXPECT_TRUE(node.memory.held.empty()) << node.name;
     for (const auto& [device, engine] : node.engines) EXPECT_TRUE(engine.groups.empty()) << engine.address;
   }

@@ -1,12 +1,11 @@
-// A cluster without processes: one coordinator, nodes with a registry and an agent, engines, clients,
-// channels, one clock and one queue of what happens next. Everything follows from the seed. Nodes and the
-// coordinator know of each other by messages alone. An engine refuses what the real one would end itself for.
-// A node of its own is a cluster of one.
+// A cluster without processes: one coordinator, nodes with their deciders, engines, clients, channels, one
+// clock and one queue of what happens next. Everything follows from the seed. Nodes and the coordinator know
+// of each other by messages alone. An engine refuses what the real one would end itself for. A node of its
+// own is a cluster of one.
 #pragma once
 
-#include "membership/agent.h"
 #include "membership/coordinator.h"
-#include "membership/registry.h"
+#include "membership/deciders.h"
 
 #include "membership_fixture.h"
 
@@ -26,7 +25,7 @@ struct WorldOptions {
   std::uint32_t devices = 2;  // of each node
   abi::DeviceKind kind = abi::DeviceKind::kHost;
   std::uint32_t conflict_ms = 0;
-  bool echoes = false;  // a node's registry is told twice whatever may be told twice
+  bool echoes = false;  // a registry of own groups is told twice whatever may be told twice
 };
 
 // All of them read the same.
@@ -103,8 +102,8 @@ class World {
     std::uint64_t boot = 0;
     bool runs = false;
     bool paused = false;
-    std::unique_ptr<GroupRegistry> registry;  // of its own groups
-    std::unique_ptr<Agent> agent;
+    std::unique_ptr<Deciders> deciders;
+    Agent* agent = nullptr;  // theirs
     std::uint64_t term = 0;  // the highest that its agent has had
     std::map<std::uint32_t, Engine> engines;
     std::map<std::uint64_t, Client> clients;
@@ -164,9 +163,8 @@ class World {
   void move_up(Node& node);
   void move_down(Node& node);
 
-  // Nodes. Each event goes to the decider that it concerns.
+  // Nodes.
   void tell(Node& node, const Event& event);
-  void obey(Node& node, const Actions& actions);
   template <typename T>
   void carry_out(Node& node, const T& action);
   void carry_out(Node& node, const CloseStreams& action);

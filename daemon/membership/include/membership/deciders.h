@@ -13,7 +13,7 @@
 #include <string>
 #include <vector>
 
-namespace epd::supervisor {
+namespace epd::membership {
 
 // The numbers of spanning groups are unique in the whole cluster.
 constexpr bool is_spanning(std::uint64_t group_id) {
@@ -22,25 +22,24 @@ constexpr bool is_spanning(std::uint64_t group_id) {
 
 class Deciders {
  public:
-  Deciders(const Clock& deadlines, const membership::MembershipLimits& limits,
-           const membership::NodeUp& node);
+  Deciders(const Clock& deadlines, const MembershipLimits& limits, const NodeUp& node);
 
   // For a node in a cluster. To be called before any other event.
-  membership::Agent& make_agent(const membership::ClusterTimes& times,
-                                const membership::MembershipLimits& limits, const membership::NodeUp& node);
-  void set_limits(const membership::MembershipLimits& limits) { local_.set_limits(limits); }
+  Agent& make_agent(const ClusterTimes& times, const MembershipLimits& limits, const NodeUp& node);
+  void set_limits(const MembershipLimits& limits) { local_.set_limits(limits); }
+  const GroupRegistry& local() const { return local_; }
 
-  void handle(const membership::Event& event);
+  void handle(const Event& event);
   // ABORTED: the coordinator, which decides about the group, is out of reach.
-  Status evict(const membership::EvictRank& event);
+  Status evict(const EvictRank& event);
   void tick();
   std::uint64_t next_due_ns() const;
-  membership::Actions take_actions();
+  Actions take_actions();
 
   // Visits all groups that have ranks here. For a spanning group it shows what this node knows: only its own
   // members and engines.
-  void each(const std::function<void(const membership::Group&)>& look) const;
-  const membership::Group* find(std::uint64_t group_id) const;  // null: there is none
+  void each(const std::function<void(const Group&)>& look) const;
+  const Group* find(std::uint64_t group_id) const;  // null: there is none
   struct FarRank {
     std::uint32_t rank = 0;
     std::uint32_t device = 0;
@@ -51,7 +50,7 @@ class Deciders {
 
   // Ranks that a group waits for, or goes on without. Only the coordinator knows those that a spanning group
   // waits for.
-  std::vector<std::uint32_t> missing_ranks(const membership::Group& group) const;
+  std::vector<std::uint32_t> missing_ranks(const Group& group) const;
 
   // How long the coordinator, which decides about the group, has been away; 0: it is there, or the group
   // needs none.
@@ -62,12 +61,12 @@ class Deciders {
   std::uint32_t memberships(std::uint64_t session_id) const;
 
  private:
-  const membership::NearGroup* near_group(std::uint64_t group_id) const;
+  const NearGroup* near_group(std::uint64_t group_id) const;
 
   const Clock& deadlines_;
   const std::uint32_t num_devices_;
-  membership::GroupRegistry local_;
-  std::unique_ptr<membership::Agent> agent_;  // null: the node is in no cluster
+  GroupRegistry local_;
+  std::unique_ptr<Agent> agent_;  // null: the node is in no cluster
 };
 
-}  // namespace epd::supervisor
+}  // namespace epd::membership

@@ -1,4 +1,4 @@
-#include "deciders.h"
+#include "membership/deciders.h"
 
 #include "base/event.h"
 
@@ -6,10 +6,8 @@
 #include <utility>
 #include <variant>
 
-namespace epd::supervisor {
+namespace epd::membership {
 namespace {
-
-using namespace membership;
 
 enum class Concern { kLocal, kSpanning, kBoth };
 
@@ -18,7 +16,7 @@ Concern of_group(std::uint64_t group_id) {
 }
 
 // Which decider an event concerns.
-Concern concern_of(const membership::Event& event) {
+Concern concern_of(const Event& event) {
   const auto judge = [](const auto& e) {
     using T = std::decay_t<decltype(e)>;
     if constexpr (std::is_same_v<T, JoinRequest>) {
@@ -69,13 +67,13 @@ Agent& Deciders::make_agent(const ClusterTimes& times, const MembershipLimits& l
 }
 
 // Without a cluster the registry itself says that no group spans nodes.
-void Deciders::handle(const membership::Event& event) {
+void Deciders::handle(const Event& event) {
   const Concern concern = agent_ == nullptr ? Concern::kLocal : concern_of(event);
   if (concern != Concern::kSpanning) local_.handle(event);
   if (concern != Concern::kLocal) agent_->handle(event);
 }
 
-Status Deciders::evict(const membership::EvictRank& event) {
+Status Deciders::evict(const EvictRank& event) {
   if (agent_ != nullptr && is_spanning(event.group_id)) return agent_->evict(event);
   local_.handle(event);
   return {};
@@ -176,4 +174,4 @@ std::uint32_t Deciders::memberships(std::uint64_t session_id) const {
   return count;
 }
 
-}  // namespace epd::supervisor
+}  // namespace epd::membership
