@@ -124,7 +124,7 @@ std::string OwnDaemon::stop() {
   std::string outcome;
   int status = 0;
   bool ended = false;
-  for (int i = 0; i < 1000 && !ended; ++i) {
+  for (int i = 0; i < 3000 && !ended; ++i) {
     ended = ::waitpid(pid_, &status, WNOHANG) == pid_;
     if (!ended) std::this_thread::sleep_for(std::chrono::milliseconds(10));
   }
@@ -133,7 +133,7 @@ std::string OwnDaemon::stop() {
   } else {
     send_signal(pid_, SIGKILL);
     ::waitpid(pid_, &status, 0);
-    outcome = "the daemon did not stop within 10 s of SIGTERM";
+    outcome = "the daemon did not stop within 30 s of SIGTERM";
   }
   if (!outcome.empty()) outcome += log_tail();
   pid_ = -1;
