@@ -60,7 +60,6 @@ HostOperation::~HostOperation() {
   crossing_.reset();
   planner_.reset();
   placer_.reset();
-  if (routes()) plans_.end_making(op_.tag);
   plans_.give_back(std::move(plan_));
 }
 
@@ -186,7 +185,6 @@ void HostOperation::abort() {
 
 void HostOperation::begin_new() {
   const kernels::cuda::Shape& s = op_.shape;
-  plans_.begin_making(op_.tag);
   plan_ = plans_.renew(record_);
   planner_.emplace(kernels::RoutingInput{op_.topk_idx, s.index64, s.per_expert, op_.num_tokens, s.topk,
                                          s.num_ranks, s.num_experts, peers_.masked()},
@@ -199,10 +197,6 @@ void HostOperation::begin_known() {
   const std::uint64_t tag = op_.announcement.routing;
   if (!uses_nothing() && (plan_ = plans_.find(record_, tag)) != nullptr) {
     planned();
-    return;
-  }
-  if (plans_.is_making(tag)) {
-    end(ending(OpError::kNoRouting, -1));
     return;
   }
   plan_ = plans_.renew(record_);
@@ -372,7 +366,6 @@ bool HostOperation::keep() {
   }
   plan_->tag = op_.tag;
   plans_.keep(record_, plan_);
-  plans_.end_making(op_.tag);
   return next(Part::kStart);
 }
 

@@ -53,8 +53,4 @@ std::vector<std::shared_ptr<HostPlan>> HostPlans::take_all() {
   return all;
 }
 
-bool HostPlans::is_making(std::uint64_t tag) const {
-  return std::find(making_.begin(), making_.end(), tag) != making_.end();
-}
-
 }  // namespace epd::device

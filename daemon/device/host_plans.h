@@ -37,12 +37,6 @@ class HostPlans {
   // All plans that no operation holds. The caller frees them.
   std::vector<std::shared_ptr<HostPlan>> take_all();
 
-  // Marks a dispatch in flight until its routing is complete. No other operation may use the routing before
-  // that.
-  void begin_making(std::uint64_t tag) { making_.push_back(tag); }
-  void end_making(std::uint64_t tag) { std::erase(making_, tag); }
-  bool is_making(std::uint64_t tag) const;
-
  private:
   struct Kept {
     std::uint32_t record;
@@ -54,7 +48,6 @@ class HostPlans {
   std::list<Kept> kept_;  // in order of last use, the latest first
   std::unordered_map<std::uint32_t, std::list<Kept>::iterator> by_record_;
   std::vector<std::shared_ptr<HostPlan>> spare_;  // not used
-  std::vector<std::uint64_t> making_;             // tags
 };
 
 }  // namespace epd::device

@@ -5,6 +5,7 @@
 #include "kernels/calls.h"
 #include "op_rules.h"
 #include "session_port.h"
+#include "standing_routings.h"
 
 #include <algorithm>
 #include <vector>
@@ -63,14 +64,14 @@ void Calls::follow_settings(std::uint32_t timeout_ms, std::uint32_t linger_us) {
 void Calls::resume(bool fresh) {
   show_none();
   std::vector<RouteState> routes(group_.shape.num_routes());
-  std::vector<RouteHeads::Standing> standing;
+  std::vector<StandingRouting> standing;
   recv_rows_.assign(routes.size(), 0);
   // A rank has no rows of dispatches from before it joined, but takes part in their combines.
   if (member_.first_index != 0)
     std::fill(routes.begin(), routes.end(), RouteState{abi::kUnknownRouting, 0, 0});
-  if (!fresh) standing = member_.heads->standing(member_.next_number, member_.exchange());
+  if (!fresh) standing = standing_routings(group_.shape, launcher_, member_.next_number, member_.exchange());
   for (std::uint32_t record = 0; record < standing.size(); ++record) {
-    const RouteHeads::Standing& now = standing[record];
+    const StandingRouting& now = standing[record];
     if (now.head.handle == 0) continue;
     routes[record] = {abi::op_tag(now.head.epoch, now.head.handle - 1), now.head.num_tokens, now.half};
     recv_rows_[record] = now.head.num_recv_rows;

@@ -8,7 +8,6 @@
 #include "group_life.h"
 #include "proto/link.h"
 #include "proto/waits.h"
-#include "route_heads.h"
 #include "stats.h"
 
 #include <algorithm>
@@ -98,7 +97,6 @@ class Member {
   std::uint64_t next_number = 0;           // of the first operation that has not completed
   std::uint64_t failed_from = kNoFailure;  // the lowest that failed in this epoch and is to be repeated
   std::unique_ptr<device::Lane> lane;      // null: it could not be opened, or the group was lost
-  std::unique_ptr<RouteHeads> heads;       // present if the lane is
   kernels::cuda::GroupView view;           // filled in if the lane is present
   std::shared_ptr<device::Arena> results;  // abi::Results
   std::unique_ptr<Calls> calls;            // present if the lane is

@@ -158,7 +158,6 @@ Status Ranks::open_lane(Group& group, Member& member) const {
     return {};
   }
   member.lane = std::move(lane).value();
-  member.heads = std::make_unique<RouteHeads>(group.shape, launcher);
   member.view = group_view(group, member.rank);
   const bool cleared =
       device_.traits().memory_is_clear || member.board().memory_cleared.load(std::memory_order_relaxed) != 0;

@@ -5,7 +5,7 @@ target_link_libraries(epd_engine_harness PUBLIC epd_base epd_engine PRIVATE epd_
 # On host devices and, with CUDA, on GPUs of the fake driver (fake_cuda.cmake, included after this).
 add_executable(engine_test)
 foreach(_name engine engine_parts engine_calls engine_calls_breaks engine_restart engine_wraps host_calls host_operation
-        host_waits lane_share route_heads signals statistics)
+        host_waits lane_share signals standing_routings statistics)
   target_sources(engine_test PRIVATE ${CMAKE_CURRENT_LIST_DIR}/${_name}_test.cpp)
 endforeach()
 target_include_directories(engine_test PRIVATE ${PROJECT_SOURCE_DIR}/daemon/engine ${PROJECT_SOURCE_DIR}/daemon/device)

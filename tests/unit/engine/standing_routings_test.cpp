@@ -1,6 +1,6 @@
 // The heads of routing records, which lie in device memory: what stands after a break, and in how many copies
 // that is known.
-#include "route_heads.h"
+#include "standing_routings.h"
 
 #include <gtest/gtest.h>
 #include <algorithm>
@@ -12,7 +12,7 @@
 namespace epd::engine {
 namespace {
 
-using Head = RouteHeads::Head;
+using Head = abi::RoutingRecord;
 
 // Its memory is the test's.
 class CountingLauncher final : public device::Launcher {
@@ -44,7 +44,7 @@ class CountingLauncher final : public device::Launcher {
   int clears = 0;
 };
 
-class RouteHeadsTest : public ::testing::Test {
+class StandingRoutings : public ::testing::Test {
  protected:
   static abi::GroupShape shape() {
     abi::GroupShape s{2, 4, 5, 128, 2, 2, {}, {}, {}};
@@ -60,10 +60,14 @@ class RouteHeadsTest : public ::testing::Test {
     return head;
   }
 
+  std::vector<StandingRouting> look(std::uint64_t next) {
+    return standing_routings(shape(), launcher_, next, arena_.data());
+  }
+
   // Dispatches of a group that has begun with operation `first`, 200 in an epoch. The last 200 are undone.
   void expect_standing(std::uint64_t first) {
     const std::uint64_t next = first + 1000;
-    std::vector<RouteHeads::Standing> expected(records_);
+    std::vector<StandingRouting> expected(records_);
     std::vector<std::uint64_t> last(records_);
     std::vector<bool> later(std::size_t{records_} * 2);
     for (std::uint32_t record = 0; record < records_; ++record) {
@@ -83,8 +87,7 @@ class RouteHeadsTest : public ::testing::Test {
         last[record] = index;
       }
     }
-    RouteHeads heads(shape(), launcher_);
-    const auto standing = heads.standing(next, arena_.data());
+    const auto standing = look(next);
     EXPECT_EQ(launcher_.copies, 1) << "of " << records_ << " records";
     ASSERT_EQ(standing.size(), records_);
     for (std::uint32_t record = 0; record < records_; ++record) {
@@ -110,22 +113,21 @@ class RouteHeadsTest : public ::testing::Test {
   CountingLauncher launcher_;
 };
 
-TEST_F(RouteHeadsTest, WhatStandsIsReadInOneCopy) {
+TEST_F(StandingRoutings, WhatStandsIsReadInOneCopy) {
   expect_standing(0);
 }
 
 // The fourth of nine epochs is the first to count from the next base.
-TEST_F(RouteHeadsTest, WhatStandsIsFoundThoughTagsHaveBegunAnew) {
+TEST_F(StandingRoutings, WhatStandsIsFoundThoughTagsHaveBegunAnew) {
   expect_standing(abi::kTagRound - 600);
 }
 
 // What kernels have written since the last look counts, not what was read then.
-TEST_F(RouteHeadsTest, EachLookIsFresh) {
-  RouteHeads heads(shape(), launcher_);
-  EXPECT_EQ(heads.standing(0, arena_.data())[7].head.handle, 0u);
+TEST_F(StandingRoutings, EachLookIsFresh) {
+  EXPECT_EQ(look(0)[7].head.handle, 0u);
   const Head head{random_() % 50 + 1, 3, 4, 0, 0, 0};
   std::memcpy(half(7, 1), &head, sizeof(head));
-  const RouteHeads::Standing now = heads.standing(100, arena_.data())[7];
+  const StandingRouting now = look(100)[7];
   EXPECT_EQ(now.head.handle, head.handle);
   EXPECT_EQ(now.half, 1u);
   EXPECT_EQ(launcher_.copies, 2);
