@@ -20,7 +20,7 @@ TEST_F(Attach, AJoinMayBringMemory) {
   EXPECT_EQ(sealed_size(host_.last_memory[0].get()).value(), 4096u);
 }
 
-TEST_F(Attach, AMapBringsOneMemoryAtMost) {
+TEST_F(Attach, AMapBringsAsManyPiecesAsItMay) {
   const UniqueFd socket = attach();
   Result<UniqueFd> memory = make_sealed_memfd("memory", 4096);
   abi::MapMemory map{};
@@ -36,10 +36,10 @@ TEST_F(Attach, AMapBringsOneMemoryAtMost) {
   ASSERT_TRUE(send_message(socket.get(), AttachType::kMapMemory, map, {socket.get()}, 8).ok());
   ASSERT_EQ(receive(socket, packet), ReceiveResult::kPacket);
   EXPECT_NE(text_of(packet).find("the descriptor is not of memory"), std::string::npos) << text_of(packet);
-  ASSERT_TRUE(
-      send_message(socket.get(), AttachType::kMapMemory, map, {memory->get(), memory->get()}, 9).ok());
+  const std::vector<int> too_many(abi::kMaxPieces + 1, memory->get());
+  ASSERT_TRUE(send_message(socket.get(), AttachType::kMapMemory, map, too_many, 9).ok());
   ASSERT_EQ(receive(socket, packet), ReceiveResult::kPacket);
-  expect_refused_and_closed(socket, packet, {"2 descriptors", "allowed: 1"});
+  expect_refused_and_closed(socket, packet, {"21 descriptors", "allowed: 20"});
 }
 
 TEST_F(Attach, WhatIsToldOfRowsIsNotAnswered) {
