@@ -160,21 +160,6 @@ TEST_F(HostOperations, AnEngineThatHasForgottenThePlanReadsItBack) {
   EXPECT_NE(plans_.find(0, tag_of(7)), nullptr) << "it is kept again";
 }
 
-// Its record is half written. A client that names it before it was told of its end would have rows moved to
-// anywhere.
-TEST_F(HostOperations, ARoutingInTheMakingIsNobodys) {
-  const auto dispatch = begin(kernels::cuda::Kind::kDispatch, operation(7, 0));
-  dispatch->advance();
-  const auto early = begin(kernels::cuda::Kind::kCombine, operation(8, tag_of(7)));
-  EXPECT_TRUE(early->ended());
-  EXPECT_EQ(early->result().error, kernels::cuda::OpError::kNoRouting);
-  run(*dispatch);
-  ASSERT_EQ(dispatch->result().error, kernels::cuda::OpError::kNone);
-  const auto combine = begin(kernels::cuda::Kind::kCombine, operation(8, tag_of(7)));
-  run(*combine);
-  EXPECT_EQ(combine->result().error, kernels::cuda::OpError::kNone);
-}
-
 TEST_F(HostOperations, OneThatIsAbortedSaysWhereItWasAndNamesWhoItWaitedFor) {
   const auto dispatch = begin(kernels::cuda::Kind::kDispatch, operation(7, 0));
   while (dispatch->stage() != abi::OpStage::kWaitReady) dispatch->advance();
