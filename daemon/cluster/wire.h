@@ -225,7 +225,9 @@ class Reader {
     if (!status_.ok() || !judge_encoding(name, bytes)) return;
     path_.emplace_back(name);
     const std::string_view outer = std::exchange(bytes_, bytes);
+    const bool outer_chosen = std::exchange(chosen_, false);
     fields(*this, value);
+    chosen_ = outer_chosen;
     bytes_ = outer;
     path_.pop_back();
   }

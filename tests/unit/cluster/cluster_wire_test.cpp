@@ -278,6 +278,19 @@ TEST(ClusterWire, EventsAreJudged) {
       "told.event.what is none that is known; allowed: an event of a node");
 }
 
+// A peer may send two alternatives of one choice. The first one does not stand for a choice within the
+// second.
+TEST(ClusterWire, EachChoiceIsMadeByItself) {
+  wire::ToAgent two;
+  two.mutable_coordinator_heartbeat();
+  std::string bytes = two.SerializeAsString();
+  two.mutable_order()->mutable_action();
+  bytes += two.SerializeAsString();
+  const auto refused = heard<ToAgent>(bytes);
+  EXPECT_EQ(refused.status().code(), StatusCode::kInvalidArgument);
+  EXPECT_EQ(refused.status().message().find("order.action."), 0u) << refused.status().message();
+}
+
 TEST(ClusterWire, MessagesAreJudged) {
   Filler random(4);
   expect_refused(
