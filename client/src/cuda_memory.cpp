@@ -172,7 +172,7 @@ Status export_allocation(const CudaDriver& driver, CUdevice device, CUdeviceptr 
 
 namespace {
 
-// What the driver says of an address: an allocation, and whether it may be one of several pieces.
+// The allocation in which an address lies, and whether it can be passed on by descriptor.
 struct Piece {
   Allocation allocation;
   bool by_descriptor = false;
@@ -180,26 +180,18 @@ struct Piece {
 
 Piece piece_at(const CudaDriver& driver, CUdeviceptr address) {
   Piece piece;
-  Allocation& found = piece.allocation;
   CUdeviceptr begin = 0;
   std::size_t bytes = 0;
+  std::uint64_t id = 0;
   unsigned long long handles = 0;
   CUpointer_attribute asked[] = {CU_POINTER_ATTRIBUTE_BUFFER_ID, CU_POINTER_ATTRIBUTE_RANGE_START_ADDR,
                                  CU_POINTER_ATTRIBUTE_RANGE_SIZE, CU_POINTER_ATTRIBUTE_ALLOWED_HANDLE_TYPES};
-  void* answers[] = {&found.id, &begin, &bytes, &handles};
+  void* answers[] = {&id, &begin, &bytes, &handles};
   if (driver.cuPointerGetAttributes(std::size(asked), asked, answers, address) != CUDA_SUCCESS) return {};
-  if (begin == 0 || address - begin >= bytes) return {};
-  found.begin = begin;
-  found.bytes = bytes;
+  if (id == 0 || begin == 0 || address - begin >= bytes) return {};
+  piece.allocation = {begin, bytes, 1, {id}};
   piece.by_descriptor = (handles & CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR) != 0;
   return piece;
-}
-
-// Of several pieces; the order counts.
-std::uint64_t joint_id(std::uint64_t first, std::uint64_t second) {
-  std::uint64_t mixed = first * 0x9e3779b97f4a7c15u + second;
-  mixed = (mixed ^ mixed >> 32) * 0xd6e8feb86659fd93u;
-  return (mixed ^ mixed >> 32) | std::uint64_t{1} << 63;  // the driver counts from 1
 }
 
 Status export_ipc(const CudaDriver& driver, CUdevice device, CUdeviceptr address, abi::MemoryRange& range) {
@@ -234,9 +226,8 @@ Allocation allocation_of(const CudaDriver& driver, CUdeviceptr address, std::uin
     const bool fits = next.by_descriptor && next.allocation.begin == all.begin + all.bytes &&
                       next.allocation.bytes == first.allocation.bytes;
     if (!fits) break;
-    all.id = joint_id(all.id, next.allocation.id);
+    all.ids[all.pieces++] = next.allocation.ids.front();
     all.bytes += next.allocation.bytes;
-    ++all.pieces;
   }
   return all;
 }

@@ -12,6 +12,7 @@
 #include "proto/mapped_memory.h"
 #include "step.h"
 
+#include <array>
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
@@ -28,10 +29,30 @@ class DeviceEvent;
 // An allocation of the application's, as the driver knows it. Or adjacent ones of cuMemCreate, all of one
 // size, of which torch's expandable segments consist: its pieces.
 struct Allocation {
-  std::uint64_t id = 0;  // never that of another allocation of this process; 0: no memory of the driver's
   std::uintptr_t begin = 0;
-  std::uint64_t bytes = 0;  // of all pieces
-  std::uint32_t pieces = 1;
+  std::uint64_t bytes = 0;   // of all pieces
+  std::uint32_t pieces = 0;  // 0: there is no memory of the driver's
+  std::array<std::uint64_t, abi::kMaxPieces>
+      ids{};  // by piece: never that of another allocation of this process
+
+  bool operator==(const Allocation&) const = default;
+  // Whether the bytes lie in both, in the same pieces.
+  bool shares(const Allocation& other, std::uintptr_t address, std::uint64_t count) const {
+    const auto within = [&](const Allocation& its) {
+      return its.pieces != 0 && address >= its.begin && address - its.begin < its.bytes &&
+             count <= its.bytes - (address - its.begin);
+    };
+    if (count == 0 || !within(*this) || !within(other)) return false;
+    const std::uint64_t piece = bytes / pieces;
+    if (other.bytes / other.pieces != piece) return false;
+    for (std::uint64_t at = (address - begin) / piece; begin + at * piece < address + count; ++at) {
+      const std::uintptr_t its_begin = begin + at * piece;
+      if (its_begin < other.begin || (its_begin - other.begin) % piece != 0 ||
+          other.ids[(its_begin - other.begin) / piece] != ids[at])
+        return false;
+    }
+    return true;
+  }
 };
 
 // An allocation of the application's that can be passed on.
@@ -84,7 +105,7 @@ class Device {
   // Whether the stream captures a graph. Fails if it is no stream, as far as the driver can tell.
   virtual Status check_stream(void* stream, bool& captures) = 0;
 
-  // Of the graph that the stream captures, the same for all calls in one capture.
+  // Tells of the end of the graph that the stream captures: the same for all calls in one capture.
   virtual Status follow_graph(void* stream, GraphEnd& out) = 0;
 
   // These enqueue in the caller's stream. They return at once, unless its queue is full.

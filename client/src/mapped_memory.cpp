@@ -41,7 +41,7 @@ bool GroupMapped::Entry::captured() const {
 
 abi::RowPlace GroupMapped::find(const Rows& rows, const Allocation& in, const GraphEnd& graph) {
   auto are = abi::RowsAre::kNotMappable;
-  const abi::RowPlace place = in.id != 0 ? look_for(rows, in, graph, are) : 0;
+  const abi::RowPlace place = in.pieces != 0 ? look_for(rows, in, graph, are) : 0;
   count(are);
   return place;
 }
@@ -49,13 +49,14 @@ abi::RowPlace GroupMapped::find(const Rows& rows, const Allocation& in, const Gr
 abi::RowPlace GroupMapped::look_for(const Rows& rows, const Allocation& in, const GraphEnd& graph,
                                     abi::RowsAre& are) {
   const auto address = reinterpret_cast<std::uintptr_t>(rows.at);
-  const Use* const use = find_use(in.id);
+  const Use* const use = find_use(in);
   are = use != nullptr ? use->why : abi::RowsAre::kFirstCalls;
   for (std::size_t i = 0; i < entries_.size(); ++i) {
     Entry& entry = entries_[i];
-    if (entry.state != Entry::State::kMapped || entry.part.in.id != in.id) continue;
+    if (entry.state != Entry::State::kMapped || !entry.part.in.shares(in, address, 1)) continue;
     are = rows.registered && !entry.registered ? abi::RowsAre::kUnknown : abi::RowsAre::kNoRoom;
     if (are == abi::RowsAre::kUnknown || !holds(entry.part, address, rows.bytes)) continue;
+    if (!entry.part.in.shares(in, address, std::max<std::uint64_t>(rows.bytes, 1))) continue;
     const std::uint64_t offset = address - entry.part.address;
     are = abi::RowsAre::kUnaligned;
     if (offset % abi::kRowPlaceAlign != 0 || offset > abi::kMaxPlaceOffset) return 0;
@@ -78,27 +79,28 @@ std::optional<abi::RowCounts> GroupMapped::take_counts() {
   return std::exchange(counts_changed_, false) ? std::optional(counts_) : std::nullopt;
 }
 
-const GroupMapped::Use* GroupMapped::find_use(std::uint64_t id) const {
-  const auto found = std::find_if(uses_.begin(), uses_.end(), [id](const Use& use) { return use.id == id; });
+const GroupMapped::Use* GroupMapped::find_use(const Allocation& in) const {
+  const auto found =
+      std::find_if(uses_.begin(), uses_.end(), [&in](const Use& use) { return use.id == in.ids.front(); });
   return found != uses_.end() ? &*found : nullptr;
 }
 
-GroupMapped::Use& GroupMapped::use_of(std::uint64_t id) {
-  if (const Use* const known = find_use(id); known != nullptr) return const_cast<Use&>(*known);
+GroupMapped::Use& GroupMapped::use_of(const Allocation& in) {
+  if (const Use* const known = find_use(in); known != nullptr) return const_cast<Use&>(*known);
   if (uses_.size() == kMostUses) uses_.erase(uses_.begin());
-  uses_.push_back({id});
+  uses_.push_back({in.ids.front()});
   return uses_.back();
 }
 
 bool GroupMapped::wants(const Allocation& in, bool captured) {
-  if (in.id == 0 || knows(in.id)) return false;
-  Use& use = use_of(in.id);
+  if (in.pieces == 0 || knows(in)) return false;
+  Use& use = use_of(in);
   if (use.why == abi::RowsAre::kNotMappable) return false;
   return ++use.calls >= (captured ? 1 : kMapAtCall);
 }
 
-void GroupMapped::refuse(std::uint64_t id, abi::RowsAre why) {
-  Use& use = use_of(id);
+void GroupMapped::refuse(const Allocation& in, abi::RowsAre why) {
+  Use& use = use_of(in);
   use.why = why;
   use.calls = kMapAtCall - kAgainAfter;
 }
@@ -121,7 +123,7 @@ abi::MemoryRange GroupMapped::range_of(std::uint32_t number) const {
   range.offset = entry.part.address - entry.part.in.begin;
   range.bytes = entry.part.bytes;
   range.whole = entry.part.in.bytes;
-  range.id = entry.part.in.id;
+  range.id = entry.part.in.ids.front();
   return range;
 }
 
@@ -141,24 +143,24 @@ abi::MemoryRange GroupMapped::forget(std::uint32_t number, bool freed) {
   return range;
 }
 
-bool GroupMapped::knows(std::uint64_t id) const {
-  return std::any_of(entries_.begin(), entries_.end(), [id](const Entry& entry) {
-    return entry.state != Entry::State::kFree && entry.part.in.id == id;
+bool GroupMapped::knows(const Allocation& in) const {
+  return std::any_of(entries_.begin(), entries_.end(), [&in](const Entry& entry) {
+    return entry.state != Entry::State::kFree && entry.part.in.shares(in, in.begin, in.bytes);
   });
 }
 
 void GroupMapped::leave(const MemoryPart& part) {
-  refuse(part.in.id, abi::RowsAre::kNotMappable);
+  refuse(part.in, abi::RowsAre::kNotMappable);
   for (Entry& entry : entries_) {
     const bool elsewhere = entry.registered && entry.part.address != part.address;
-    if (entry.state == Entry::State::kMapped && entry.part.in.id == part.in.id && !elsewhere)
+    if (entry.state == Entry::State::kMapped && entry.part.in.shares(part.in, part.address, 1) && !elsewhere)
       entry.state = Entry::State::kLeft;
   }
 }
 
 bool GroupMapped::take_back(const MemoryPart& part) {
   const auto left = std::find_if(entries_.begin(), entries_.end(), [&part](const Entry& entry) {
-    return entry.state == Entry::State::kLeft && entry.part.in.id == part.in.id &&
+    return entry.state == Entry::State::kLeft && entry.part.in == part.in &&
            entry.part.address == part.address && entry.part.bytes == part.bytes;
   });
   if (left == entries_.end()) return false;
@@ -176,12 +178,13 @@ std::vector<GroupMapped::Known> GroupMapped::mapped() const {
   return found;
 }
 
-std::vector<GroupMapped::Known> GroupMapped::beside(const Allocation& now) const {
+std::vector<GroupMapped::Known> GroupMapped::replaced_by(const Allocation& now) const {
   std::vector<Known> found = mapped();
   std::erase_if(found, [&now](const Known& known) {
     const Allocation& its = known.part.in;
-    const bool apart = its.begin >= now.begin + now.bytes || now.begin >= its.begin + its.bytes;
-    return apart || its.id == now.id || known.captured;
+    const std::uintptr_t begin = std::max(its.begin, now.begin);
+    const std::uintptr_t end = std::min(its.begin + its.bytes, now.begin + now.bytes);
+    return begin >= end || its.shares(now, begin, end - begin) || known.captured;
   });
   return found;
 }
@@ -197,9 +200,9 @@ std::optional<GroupMapped::Known> GroupMapped::next_captured() {
 
 // ---- a session's
 
-Status SessionRegistered::add(const MemoryPart& part, const std::vector<std::uint64_t>& freed) {
+Status SessionRegistered::add(const MemoryPart& part, const std::vector<Allocation>& freed) {
   std::erase_if(all_, [&freed](const MemoryPart& known) {
-    return std::find(freed.begin(), freed.end(), known.in.id) != freed.end();
+    return std::find(freed.begin(), freed.end(), known.in) != freed.end();
   });
   for (const MemoryPart& known : all_) {
     if (part.address < known.address + known.bytes && known.address < part.address + part.bytes)
@@ -236,7 +239,7 @@ Status MemoryMapper::find_range(const void* address, std::uint64_t bytes, Memory
                             std::to_string(abi::kRowPlaceAlign) + ", not 0");
   if (bytes == 0) return bad_value("bytes", 0, "1 or more");
   const Allocation in = device_->allocation_of(begin, bytes);
-  if (in.id == 0)
+  if (in.pieces == 0)
     return invalid_argument("address is " + hex(begin) +
                             ", where no memory of a GPU lies; allowed: memory of cudaMalloc, of cuMemCreate "
                             "or of epd_memory_alloc");
@@ -252,20 +255,20 @@ Status MemoryMapper::find_range(const void* address, std::uint64_t bytes, Memory
 }
 
 bool MemoryMapper::is_there(const Allocation& allocation) const {
-  return device_->allocation_of(allocation.begin, allocation.bytes).id == allocation.id;
+  return device_->allocation_of(allocation.begin, allocation.bytes) == allocation;
 }
 
-std::vector<std::uint64_t> MemoryMapper::freed_of(const std::vector<MemoryPart>& parts) const {
-  std::vector<std::uint64_t> freed;
+std::vector<Allocation> MemoryMapper::freed_of(const std::vector<MemoryPart>& parts) const {
+  std::vector<Allocation> freed;
   for (const MemoryPart& part : parts) {
-    if (!is_there(part.in)) freed.push_back(part.in.id);
+    if (!is_there(part.in)) freed.push_back(part.in);
   }
   return freed;
 }
 
-Status MemoryMapper::ask(Group& group, const abi::MemoryRange& range, const std::vector<UniqueFd>& fds) {
+Status MemoryMapper::ask(Group& group, const abi::MemoryRange& range, const std::vector<UniqueFd>& fds,
+                         Deadline deadline) {
   const abi::MapMemory message{group.member, 0, range};
-  const Deadline deadline = Deadline::in_ms(kMapMs);
   Packet reply;
   FdList sent;
   for (const UniqueFd& fd : fds) sent.push_back(fd.get());
@@ -287,7 +290,7 @@ Status MemoryMapper::map(Group& group, const MemoryPart& part, bool registered) 
   }
   std::vector<UniqueFd> fds;
   Status status = device_->export_memory(part.in, *range, fds);
-  if (status.ok()) status = ask(group, *range, fds);
+  if (status.ok()) status = ask(group, *range, fds, Deadline::in_ms(kMapMs));
   const Lock lock = waits_.lock();
   group.mapped.end_claim(*range, status.ok());
   return status;
@@ -300,7 +303,7 @@ void MemoryMapper::unmap(Group& group, std::uint32_t number, bool freed) {
     const Lock lock = waits_.lock();
     range = group.mapped.forget(number, freed);
   }
-  [[maybe_unused]] const Status told = ask(group, range, {});
+  [[maybe_unused]] const Status told = ask(group, range, {}, Deadline::in_ms(kMapMs));
 }
 
 void MemoryMapper::unmap_freed(const std::list<std::unique_ptr<Group>>& groups) {
@@ -324,13 +327,16 @@ void MemoryMapper::unmap_freed(const std::list<std::unique_ptr<Group>>& groups) 
         return known.number == freed.known.number && known.generation == freed.known.generation;
       });
       if (!there || group->member != freed.member) continue;
-      abi::MapMemory message{group->member, 0, {}};
-      message.range.number = freed.known.number;
-      message.range.generation = freed.known.generation;
-      if (connection_.tell_locked(abi::AttachType::kMapMemory, &message, sizeof(message)))
-        group->mapped.forget(freed.known.number, true);
+      if (tell_unmapped_locked(*group, freed.known)) group->mapped.forget(freed.known.number, true);
     }
   }
+}
+
+bool MemoryMapper::tell_unmapped_locked(const Group& group, const GroupMapped::Known& known) {
+  abi::MapMemory message{group.member, 0, {}};
+  message.range.number = known.number;
+  message.range.generation = known.generation;
+  return connection_.tell_locked(abi::AttachType::kMapMemory, &message, sizeof(message));
 }
 
 void MemoryMapper::tell_counts(const std::list<std::unique_ptr<Group>>& groups) {
@@ -344,6 +350,7 @@ void MemoryMapper::tell_counts(const std::list<std::unique_ptr<Group>>& groups) 
 }
 
 void MemoryMapper::map_again(Group& group) {
+  const Deadline deadline = Deadline::in_ms(kMapMs);  // for all: an engine may be stopped
   std::vector<GroupMapped::Known> all;
   {
     const Lock lock = waits_.lock();
@@ -358,25 +365,27 @@ void MemoryMapper::map_again(Group& group) {
     if (range.generation != known.generation || range.whole == 0) continue;
     std::vector<UniqueFd> fds;
     Status status = device_->export_memory(known.part.in, range, fds);
-    if (status.ok()) status = ask(group, range, fds);
+    if (status.ok()) status = ask(group, range, fds, deadline);
     if (status.ok()) continue;
-    unmap(group, known.number, false);
+    {
+      const Lock lock = waits_.lock();
+      tell_unmapped_locked(group, known);
+      group.mapped.forget(known.number, false);
+    }
     note_refused(group, known.part, status);
   }
 }
 
 bool MemoryMapper::note_named(Group& group, const Allocation& in, bool captured) {
-  if (in.id == 0) return false;
-  std::vector<GroupMapped::Known> beside;
+  if (in.pieces == 0) return false;
+  std::vector<GroupMapped::Known> freed;
   bool wanted = false;
   {
     const Lock lock = waits_.lock();
-    beside = group.mapped.beside(in);
+    freed = group.mapped.replaced_by(in);
     wanted = group.mapped.wants(in, captured);
   }
-  for (const GroupMapped::Known& known : beside) {
-    if (!is_there(known.part.in)) unmap(group, known.number, true);
-  }
+  for (const GroupMapped::Known& known : freed) unmap(group, known.number, true);
   if (!wanted) return false;
   const MemoryPart whole{in, in.begin, in.bytes};
   const Status status = map(group, whole, false);
@@ -390,7 +399,7 @@ void MemoryMapper::note_refused(Group& group, const MemoryPart& part, const Stat
   log_line(LogLevel::kInfo, "rows are copied: their memory can't be mapped",
            {{"group", group.group_name}, {"address", hex(part.address)}, {"reason", why.message()}});
   const Lock lock = waits_.lock();
-  group.mapped.refuse(part.in.id, for_good ? abi::RowsAre::kNotMappable : abi::RowsAre::kLimit);
+  group.mapped.refuse(part.in, for_good ? abi::RowsAre::kNotMappable : abi::RowsAre::kLimit);
 }
 
 RowMemory MemoryMapper::look_up(Group& group, const SubmitRequest& request, bool captured) {
@@ -410,7 +419,7 @@ RowMemory MemoryMapper::look_up(Group& group, const SubmitRequest& request, bool
     }
   }
   rows.mapped = note_named(group, rows.in, captured);
-  if (rows.out.id != rows.in.id) rows.mapped = note_named(group, rows.out, captured) || rows.mapped;
+  if (rows.out != rows.in) rows.mapped = note_named(group, rows.out, captured) || rows.mapped;
   return rows;
 }
 

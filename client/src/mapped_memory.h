@@ -35,7 +35,7 @@ struct RowMemory {
   GraphEnd graph;       // that captures the call; null: none does
 };
 
-// Of a group. With the session's mutex.
+// The memory that the engines of a group have mapped. Callers hold the session's mutex.
 class GroupMapped {
  public:
   // An allocation that so many calls have named is mapped; at once for a graph.
@@ -52,7 +52,7 @@ class GroupMapped {
   // Where the rows lie. 0: they have to be copied. Counts what becomes of them.
   abi::RowPlace find(const Rows& rows, const Allocation& in, const GraphEnd& graph);
   void count(abi::RowsAre rows);
-  // What has been counted, if that has changed since.
+  // The counts, if they have changed since the last time.
   std::optional<abi::RowCounts> take_counts();
   bool has_counts() const { return counts_changed_; }
   // There is something that the watch has to look at from time to time.
@@ -60,7 +60,7 @@ class GroupMapped {
   // Counts a call that names rows there. True: the allocation is to be mapped now.
   bool wants(const Allocation& in, bool captured);
   // Calls copy rows of the allocation from here on. kLimit: for a while.
-  void refuse(std::uint64_t id, abi::RowsAre why);
+  void refuse(const Allocation& in, abi::RowsAre why);
 
   // Takes a number for the part. None: all are in use. What is mapped keeps its number until it is freed,
   // because calls that are still enqueued may name it.
@@ -74,7 +74,7 @@ class GroupMapped {
     MemoryPart part;
     std::vector<GraphEnd> graphs;
   };
-  // What graphs name and has been forgotten as freed, once.
+  // Returns once what graphs name and has been forgotten as freed.
   std::vector<Freed> take_freed() { return std::exchange(freed_, {}); }
   // A registration has ended: from here on calls copy rows of the allocation, but for other registered parts.
   // Calls that are enqueued, and graphs, may still name it.
@@ -88,12 +88,12 @@ class GroupMapped {
     bool captured = false;
   };
   std::vector<Known> mapped() const;
-  // Those that lie where the allocation lies, have another id, and are named by no graph: they have been
-  // freed, or share some of its pieces.
-  std::vector<Known> beside(const Allocation& now) const;
+  // Those that lie where the allocation lies, are other memory, and are named by no graph: they have been
+  // freed.
+  std::vector<Known> replaced_by(const Allocation& now) const;
   // One that graphs name, in turn.
   std::optional<Known> next_captured();
-  // What the engines were told of it.
+  // The range as the engines were told of it.
   abi::MemoryRange range_of(std::uint32_t number) const;
 
  private:
@@ -108,14 +108,14 @@ class GroupMapped {
     bool is_mapped() const { return state == State::kMapped || state == State::kLeft; }
   };
   struct Use {
-    std::uint64_t id = 0;
+    std::uint64_t id = 0;  // of the first piece
     std::int32_t calls = 0;
     abi::RowsAre why = abi::RowsAre::kFirstCalls;  // are its rows copied
   };
   abi::RowPlace look_for(const Rows& rows, const Allocation& in, const GraphEnd& graph, abi::RowsAre& are);
-  const Use* find_use(std::uint64_t id) const;
-  Use& use_of(std::uint64_t id);
-  bool knows(std::uint64_t id) const;
+  const Use* find_use(const Allocation& in) const;
+  Use& use_of(const Allocation& in);
+  bool knows(const Allocation& in) const;
 
   std::vector<Entry> entries_;  // by number
   std::vector<Use> uses_;       // the oldest first
@@ -125,12 +125,12 @@ class GroupMapped {
   bool counts_changed_ = false;
 };
 
-// Of a session. With its mutex.
+// The ranges that a session has registered. Callers hold its mutex.
 class SessionRegistered {
  public:
   // INVALID_ARGUMENT: the range is registered, or overlaps one that is. RESOURCE_EXHAUSTED: there are
-  // kMaxMapped. `freed`: ids of allocations that are no more.
-  Status add(const MemoryPart& part, const std::vector<std::uint64_t>& freed);
+  // kMaxMapped. `freed`: allocations that are no more.
+  Status add(const MemoryPart& part, const std::vector<Allocation>& freed);
   // NOT_FOUND: no range begins there.
   Status remove(std::uintptr_t address, MemoryPart& part);
   const std::vector<MemoryPart>& all() const { return all_; }
@@ -149,14 +149,14 @@ class MemoryMapper {
   // INVALID_ARGUMENT: no range, or it is not within one allocation that engines can map.
   Status find_range(const void* address, std::uint64_t bytes, MemoryPart& out) const;
   bool is_there(const Allocation& allocation) const;
-  // Ids of parts whose allocation is no more.
-  std::vector<std::uint64_t> freed_of(const std::vector<MemoryPart>& parts) const;
+  // The allocations of parts that are no more.
+  std::vector<Allocation> freed_of(const std::vector<MemoryPart>& parts) const;
   // Returns when all engines of the group have it.
   Status map(Group& group, const MemoryPart& part, bool registered);
   void unmap(Group& group, std::uint32_t number, bool freed);
-  // What has been freed, in all groups. The list is guarded by the mutex. Does not wait for engines.
+  // Unmaps what has been freed, in all groups. The list is guarded by the mutex. Does not wait for engines.
   void unmap_freed(const std::list<std::unique_ptr<Group>>& groups);
-  // What has been counted, likewise.
+  // Tells the daemon the counts of all groups. As above.
   void tell_counts(const std::list<std::unique_ptr<Group>>& groups);
   // The group goes on, perhaps with another engine that has not mapped all. What that can't map is copied
   // from here on; graphs that name it fail.
@@ -172,7 +172,10 @@ class MemoryMapper {
   // True: it was mapped.
   bool note_named(Group& group, const Allocation& in, bool captured);
   void note_refused(Group& group, const MemoryPart& part, const Status& why);
-  Status ask(Group& group, const abi::MemoryRange& range, const std::vector<UniqueFd>& fds);
+  Status ask(Group& group, const abi::MemoryRange& range, const std::vector<UniqueFd>& fds,
+             Deadline deadline);
+  // Does not wait. False: it was not sent.
+  bool tell_unmapped_locked(const Group& group, const GroupMapped::Known& known);
 
   Device* const device_;
   Waits& waits_;

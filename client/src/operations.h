@@ -37,7 +37,7 @@ struct RouteUse {
   bool writes = false;
 };
 
-// What becomes of the rows of one call.
+// The plan for the rows of one call: in place or copied.
 struct RowPlan {
   RowMemory memory;       // where they lie
   bool captured = false;  // a stream captures the call

@@ -147,7 +147,7 @@ Status Session::register_memory(const void* address, std::uint64_t bytes) {
     const Lock lock = waits_.lock();
     known = registered_.all();
   }
-  const std::vector<std::uint64_t> freed = mapper_.freed_of(known);
+  const std::vector<Allocation> freed = mapper_.freed_of(known);
   {
     const Lock lock = waits_.lock();
     status = registered_.add(part, freed);

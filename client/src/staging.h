@@ -9,9 +9,9 @@ namespace epd::client {
 
 using stream_kernels::Copies;
 
-// With the session's mutex. Rows that lie in mapped memory are not copied, but get a place. `out` is new, as
-// are the places; they stay so if nothing is to be copied. INVALID_ARGUMENT: a field of the memory, or what
-// is copied can't be known.
+// Callers hold the session's mutex. Rows that lie in mapped memory are not copied, but get a place. `out` is
+// new, as are the places; they stay so if nothing is to be copied. INVALID_ARGUMENT: a field of the memory,
+// or what is copied can't be known.
 Status plan_copies(Group& group, const SubmitRequest& request, const RouteUse& use, RowPlan& rows,
                    Copies& out);
 

@@ -308,7 +308,7 @@ namespace {
 constexpr const char* kAllowedPieces =
     "; allowed: what cuMemExportToShareableHandle gives for an allocation of cuMemCreate on this rank's GPU";
 
-// Of a client. INVALID_ARGUMENT: it is no memory of a GPU, or (`here`) of another one.
+// Imports a client's piece. INVALID_ARGUMENT: it is no memory of a GPU, or (`here`) of another GPU.
 Status import_piece(const CudaDriver& driver, CUdevice device, int fd, bool here, Import& import) {
   Failure failure{"cuMemImportFromShareableHandle", import.open(fd)};
   CUmemAllocationProp prop{};

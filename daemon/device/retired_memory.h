@@ -26,7 +26,7 @@ class RetiredMemory {
   // The driver opens a handle once, and gives the same address again. False: what it has given is still the
   // memory of another allocation (`id` as its process knows it), which has been freed and waits here.
   bool note_opened(CUdeviceptr base, std::uint64_t id, std::uint64_t bytes);
-  // What cuIpcOpenMemHandle gave once.
+  // Takes an address that cuIpcOpenMemHandle gave, once for each time.
   void add_opened(CUdeviceptr base);
   void add(std::unique_ptr<Arena> memory, std::uint64_t bytes);
   // So much waits already that nothing more should be mapped that may have to wait as well.

@@ -110,7 +110,7 @@ struct Left {
   std::uint32_t reserved;
 };
 
-// Of a resident device: rows of the membership's calls may lie there from kMapped on.
+// Asks that the engines map memory on a GPU: rows of the membership's calls may lie there from kMapped on.
 struct MapMemory {
   std::uint32_t member;
   std::uint32_t reserved;
@@ -122,7 +122,7 @@ struct Mapped {
   std::uint32_t number;
 };
 
-// What has become of the rows of the membership's calls.
+// Counts how rows of the membership's calls have moved: in place, or copied and why.
 struct RowsTold {
   std::uint32_t member;
   std::uint32_t reserved;

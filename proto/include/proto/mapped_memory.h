@@ -39,7 +39,7 @@ struct MemoryRange {
 };
 static_assert(sizeof(MemoryRange) == 112);
 
-// What becomes of rows of a call that lie in memory of the caller's: x, recv_x, y, out.
+// How rows of a call that lie in memory of the caller's are handled: x, recv_x, y, out.
 enum class RowsAre : std::uint32_t {
   kInPlace = 0,
   // Copied, because ...

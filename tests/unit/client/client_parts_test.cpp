@@ -257,7 +257,7 @@ TEST(TicketStatus, WhoDoesNotAnswerDependsOnTheSpan) {
 TEST(GroupMapped, CountsWhatBecomesOfRows) {
   using abi::RowsAre;
   GroupMapped mapped;
-  const Allocation in{7, 0x10000, 4096};
+  const Allocation in{0x10000, 4096, 1, {7}};
   const auto find = [&](std::uintptr_t at, std::uint64_t bytes, const Allocation& where) {
     return mapped.find({reinterpret_cast<const void*>(at), bytes, false}, where, nullptr);  // NOLINT
   };
@@ -271,25 +271,49 @@ TEST(GroupMapped, CountsWhatBecomesOfRows) {
   EXPECT_EQ(times(RowsAre::kNotMappable), 2u);
   EXPECT_FALSE(mapped.wants(in, false));
   EXPECT_TRUE(mapped.wants(in, false));
-  mapped.refuse(in.id, RowsAre::kLimit);
+  mapped.refuse(in, RowsAre::kLimit);
   EXPECT_EQ(find(0x10000, 64, in), 0u);
   EXPECT_EQ(times(RowsAre::kLimit), 1u);
   for (std::int32_t i = 1; i < GroupMapped::kAgainAfter; ++i) EXPECT_FALSE(mapped.wants(in, false));
   EXPECT_TRUE(mapped.wants(in, false));
   const std::optional<abi::MemoryRange> range = mapped.claim({in, in.begin, in.bytes}, false);
   ASSERT_TRUE(range);
-  EXPECT_EQ(range->id, in.id);
+  EXPECT_EQ(range->id, 7u);
   mapped.end_claim(*range, true);
   EXPECT_NE(find(0x10010, 4080, in), 0u);
   EXPECT_EQ(find(0x10010, 4081, in), 0u);
   EXPECT_EQ(find(0x10008, 64, in), 0u);
-  EXPECT_EQ(find(0x10000, 64, {8, in.begin, in.bytes}), 0u) << "another allocation at the same address";
+  EXPECT_EQ(find(0x10000, 64, {in.begin, in.bytes, 1, {8}}), 0u) << "another allocation at the same address";
   EXPECT_EQ(times(RowsAre::kInPlace), 1u);
   EXPECT_EQ(times(RowsAre::kNoRoom), 1u);
   EXPECT_EQ(times(RowsAre::kUnaligned), 1u);
   EXPECT_EQ(times(RowsAre::kFirstCalls), 2u);
-  mapped.refuse(9, RowsAre::kNotMappable);
-  EXPECT_FALSE(mapped.wants({9, 0x20000, 64}, true));
+  const Allocation other{0x20000, 64, 1, {9}};
+  mapped.refuse(other, RowsAre::kNotMappable);
+  EXPECT_FALSE(mapped.wants(other, true));
+}
+
+// Rows in some pieces of a mapped allocation lie in mapped memory, if those pieces are still the same.
+TEST(GroupMapped, PiecesAreComparedOneByOne) {
+  constexpr std::uint64_t kPiece = 4096;
+  GroupMapped mapped;
+  const Allocation all{0x10000, 4 * kPiece, 4, {1, 2, 3, 4}};
+  mapped.end_claim(*mapped.claim({all, all.begin, all.bytes}, true), true);
+  const auto find = [&](std::uint64_t offset, std::uint64_t bytes, const Allocation& where) {
+    return mapped.find({reinterpret_cast<const void*>(all.begin + offset), bytes, true}, where,
+                       nullptr);  // NOLINT
+  };
+  const Allocation middle{all.begin + kPiece, 2 * kPiece, 2, {2, 3}};
+  const Allocation renewed{all.begin + kPiece, 2 * kPiece, 2, {2, 9}};
+  EXPECT_NE(find(kPiece + 64, 2 * kPiece - 64, middle), 0u);
+  EXPECT_NE(find(kPiece, 16, renewed), 0u) << "its piece is the same";
+  EXPECT_EQ(find(kPiece, kPiece + 1, renewed), 0u);
+  EXPECT_EQ(find(2 * kPiece, 16, renewed), 0u);
+  EXPECT_EQ(find(kPiece, 16, {all.begin + kPiece, kPiece / 2, 1, {2}}), 0u) << "pieces of another size";
+  EXPECT_FALSE(mapped.wants(middle, true));
+  EXPECT_TRUE(mapped.wants(renewed, true));
+  EXPECT_TRUE(mapped.replaced_by(middle).empty());
+  EXPECT_EQ(mapped.replaced_by(renewed).size(), 1u);
 }
 
 }  // namespace
