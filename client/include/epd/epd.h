@@ -26,8 +26,8 @@
  *    on the same handle. No call waits for another call.
  * 7. Blocking. Only calls with a timeout block, and leave, detach, epd_group_check and epd_memory_free. Leave
  *    and detach wait for the hooks of what they end, and up to 5 seconds for the daemon. An operation whose
- *    memory the engines map waits for that, some milliseconds, or up to 5 seconds for each of its two memories
- *    while an engine is stopped.
+ *    memory the engines map waits for that: some milliseconds, or while an engine is stopped up to 5 seconds
+ *    for each of its two memories.
  * 8. timeout_ms is 1 or more milliseconds, or 0 for the default that each call states. Calls whose default is
  *    EPD_FOREVER also take EPD_FOREVER and EPD_NO_WAIT. Other values are refused. A wait for an operation
  *    with EPD_FOREVER ends too, as the daemon gives every operation a deadline. If this device's engine is
