@@ -114,7 +114,7 @@ TEST_F(NodesNetwork, EnginesGroupsAndOperationsNameTheOtherNode) {
   Json op;
   ASSERT_TRUE(eventually(20, [&] {
     op = the_operation();
-    return !op.is_null() && !op["waits"].empty();
+    return !op.is_null() && !op["waits"].empty() && op["operation"]["far_wait"] != "";
   })) << op;
   EXPECT_EQ(op["waits"][0]["rank"], 1);
   EXPECT_EQ(op["waits"][0]["node"], "node-b");

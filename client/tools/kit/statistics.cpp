@@ -27,11 +27,6 @@ double quantile(std::span<const double> samples, double q) {
   return sorted_quantile(sorted_copy(samples), q);
 }
 
-double mean(std::span<const double> samples) {
-  if (samples.empty()) return 0;
-  return std::accumulate(samples.begin(), samples.end(), 0.0) / static_cast<double>(samples.size());
-}
-
 Summary summarize(std::span<const double> samples) {
   const std::vector<double> sorted = sorted_copy(samples);
   if (sorted.empty()) return {};

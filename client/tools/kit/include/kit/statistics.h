@@ -9,7 +9,6 @@ namespace epd::kit {
 
 // The q-quantile (0..1) with linear interpolation between neighbours; 0 for no samples.
 double quantile(std::span<const double> samples, double q);
-double mean(std::span<const double> samples);
 
 struct Summary {
   std::size_t count = 0;
