@@ -42,9 +42,7 @@ bool reaches_all(const Stream& stream, const auto& ranges) {
 }
 
 bool fault(Stream& stream, const std::string& what) {
-  complain(what + " not mapped for device " + std::to_string(stream.device().machine));
-  stream.device().fail(CUDA_ERROR_ILLEGAL_ADDRESS);
-  return false;
+  return stream.fault(what + " not mapped for device " + std::to_string(stream.device().machine));
 }
 
 }  // namespace

@@ -147,10 +147,8 @@ bool run(Stream& stream, const Launch& launch, Run run_it) {
   device.take_sms = [&](unsigned ctas) { sms.take({ctas, launch.threads, launch.shared_bytes}); };
   std::string wrong;
   if (!play(stream, launch.kernel, [&] { wrong = run_it(launch, device); })) return false;
-  if (wrong.empty()) return true;
-  complain(launch.kernel + " on device " + std::to_string(stream.device().machine) + ": " + wrong);
-  stream.device().fail(CUDA_ERROR_ILLEGAL_ADDRESS);
-  return false;
+  return wrong.empty() ||
+         stream.fault(launch.kernel + " on device " + std::to_string(stream.device().machine) + ": " + wrong);
 }
 
 CUresult launch(CUfunction function, const Grid& grid, CUstream handle, void** params, void** extra) {

@@ -31,6 +31,9 @@ class PlayedThread : public ordered::Player {
     if (reinterpret_cast<std::uintptr_t>(at) % word != 0 ||
         !memory().begin_use(stream_.device().ordinal, at, bytes))
       throw OutOfReach{at};
+    if (!stream_.destroyed()) return;
+    memory().end_use();  // its addresses may be another's by now
+    throw Over{};
   }
   void end() override { memory().end_use(); }
   void look_again(std::uint32_t looks) override {
@@ -69,9 +72,7 @@ bool play(Stream& stream, const std::string& kernel, const std::function<void()>
     char text[160];
     std::snprintf(text, sizeof(text), "%s: the word at %p is not memory of device %d, or mapped for it",
                   kernel.c_str(), fault.at, stream.device().machine);
-    complain(text);
-    stream.device().fail(CUDA_ERROR_ILLEGAL_ADDRESS);
-    return false;
+    return stream.fault(text);
   }
 }
 

@@ -147,6 +147,13 @@ std::size_t Stream::pending() {
   return static_cast<std::size_t>(submitted_ - completed_);
 }
 
+bool Stream::fault(const std::string& why) {
+  if (destroyed()) return false;
+  complain(why);
+  device_.fail(CUDA_ERROR_ILLEGAL_ADDRESS);
+  return false;
+}
+
 void Stream::settle() {
   const std::uint64_t before = failed_looks_.load();
   Backoff backoff;

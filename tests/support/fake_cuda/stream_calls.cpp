@@ -16,9 +16,7 @@ bool fault(Stream& stream, const char* what, const void* address, std::size_t by
   char text[160];
   std::snprintf(text, sizeof(text), "%s: %zu bytes at %p are not memory of device %d, or mapped for it", what,
                 bytes, address, stream.device().machine);
-  complain(text);
-  stream.device().fail(CUDA_ERROR_ILLEGAL_ADDRESS);
-  return false;
+  return stream.fault(text);
 }
 
 CUresult create(CUstream* stream, unsigned int flags) {

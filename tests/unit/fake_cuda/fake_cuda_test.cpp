@@ -5,6 +5,8 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <chrono>
+#include <thread>
 #include <vector>
 
 namespace epd::fake_cuda_test {
@@ -88,6 +90,19 @@ TEST_F(FakeCuda, ADescriptorIsTheSameMemoryElsewhereAndOthersAreRefused) {
                                            CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR),
             CUDA_ERROR_INVALID_VALUE);
   ::close(other);
+}
+
+// Where the stream's thread is when its memory goes differs from round to round.
+TEST_F(FakeCuda, ADestroyedStreamThatWaitedFaultsOnNoMemoryThatIsFreedBehindIt) {
+  for (int i = 0; i < 200; ++i) {
+    const auto memory = std::make_unique<Arena>(0, kUnit);
+    CUstream waiting = nullptr;
+    EPD_CU(cuStreamCreate(&waiting, CU_STREAM_NON_BLOCKING));
+    EPD_CU(cuStreamWaitValue32(waiting, reinterpret_cast<CUdeviceptr>(memory->take<std::uint32_t>(1)), 1, 0));
+    std::this_thread::sleep_for(std::chrono::microseconds(i));
+    EPD_CU(cuStreamDestroy(waiting));
+  }
+  EPD_CU(cuCtxSynchronize());
 }
 
 TEST_F(FakeCuda, HostMemoryIsKnownWhenItIsPinned) {
