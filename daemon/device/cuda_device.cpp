@@ -63,9 +63,6 @@ constexpr int kHighest =
 // SMs that operations never take. Clients' kernels may hold some while they wait for an operation, and the
 // driver's own kernels (memset) must have somewhere to run.
 constexpr std::uint32_t kSpareSms = 32;
-// SMs that all lanes together may always use, whatever the others do.
-constexpr std::uint32_t kGuaranteedSms = 16;
-
 }  // namespace
 
 void CudaDevice::fail(const Status& status) const {
@@ -102,6 +99,26 @@ CUstream StreamPool::take(int priority) {
   return stream;
 }
 
+Result<LaneMemory> LaneMemoryPool::take(std::size_t device_bytes, std::size_t host_bytes) {
+  const auto fits = std::find_if(free_.begin(), free_.end(), [&](const LaneMemory& memory) {
+    return memory.device_bytes >= device_bytes && memory.host_bytes >= host_bytes;
+  });
+  if (fits != free_.end()) {
+    const LaneMemory memory = *fits;
+    free_.erase(fits);
+    return memory;
+  }
+  LaneMemory memory{0, device_bytes, nullptr, host_bytes};
+  void* host = nullptr;
+  CUresult result = driver_.cuMemHostAlloc(&host, host_bytes, CU_MEMHOSTALLOC_PORTABLE);
+  memory.host = static_cast<std::byte*>(host);
+  if (result == CUDA_SUCCESS) result = driver_.cuMemAlloc(&memory.device, device_bytes);
+  if (result == CUDA_SUCCESS) return memory;
+  if (host != nullptr) driver_.cuMemFreeHost(host);
+  return resource_exhausted("the GPU has no memory for a rank's workspace: " +
+                            driver_.describe("cuMemAlloc", result));
+}
+
 // ---- device
 
 Result<std::unique_ptr<Device>> CudaDevice::make(const DeviceName& name, const Clock& clock) {
@@ -118,9 +135,8 @@ Result<std::unique_ptr<Device>> CudaDevice::make(const DeviceName& name, const C
   CUresult result = driver.cuDeviceGet(&number, static_cast<int>(name.index));
   if (result != CUDA_SUCCESS) return internal_error(driver.describe("cuDeviceGet", result));
   std::unique_ptr<CudaDevice> device(new CudaDevice(driver, number, name.text(), clock));
-  device->max_sms_ = facts->num_sms - std::min(kSpareSms, facts->num_sms / 2);
-  device->num_sms_ = device->max_sms_;
-  if (Status status = device->start(); !status.ok()) return status;
+  const std::uint32_t max_sms = facts->num_sms - std::min(kSpareSms, facts->num_sms / 2);
+  if (Status status = device->start(max_sms); !status.ok()) return status;
   return std::unique_ptr<Device>(std::move(device));
 }
 
@@ -130,7 +146,7 @@ CudaDevice::~CudaDevice() {
   }
 }
 
-Status CudaDevice::start() {
+Status CudaDevice::start(std::uint32_t max_sms) {
   const auto failed = [this](const char* what, CUresult result) {
     return driver_.refused(StatusCode::kInternal, name_ + ": ", what, result);
   };
@@ -162,40 +178,13 @@ Status CudaDevice::start() {
       LaunchProbe::make(driver_, primary_, kernel(kernels::cuda::kLaunchProbeKernel));
   if (!probe.ok()) return {probe.status().code(), name_ + ": " + probe.status().message()};
   probe_ = std::move(*probe);
-  result = driver_.cuMemAlloc(&sm_credits_, sizeof(kernels::cuda::SmCredits));
+  CUdeviceptr credits = 0;
+  result = driver_.cuMemAlloc(&credits, sizeof(kernels::cuda::SmCredits));
   if (result != CUDA_SUCCESS) return failed("cuMemAlloc", result);
+  shares_.open(max_sms, credits, control_);
   const kernels::cuda::SmCredits none{0, 0};
-  write(reinterpret_cast<void*>(sm_credits_), &none, sizeof(none));
+  write(shares_.credits(), &none, sizeof(none));
   return {};
-}
-
-void CudaDevice::set_num_sms(std::uint32_t sms) {
-  sms = std::clamp(sms, std::max(1u, num_lanes()), max_sms_);  // each lane keeps one SM
-  if (std::exchange(num_sms_, sms) != sms) share_anew();
-}
-
-std::uint32_t CudaDevice::all_guaranteed_sms() const {
-  return std::max(num_lanes(), std::min(kGuaranteedSms, num_sms_));
-}
-
-std::uint32_t CudaDevice::guaranteed_sms(const WorkerLane& lane) const {
-  std::vector<std::int32_t> priorities;
-  std::size_t at = 0;
-  for (const WorkerLane* each : lanes_) {
-    if (each == &lane) at = priorities.size();
-    priorities.push_back(each->priority());
-  }
-  return lane_share(all_guaranteed_sms(), priorities, at);
-}
-
-// While the number of lanes changes, they may use a few SMs more than `num_sms_` for a moment. kSpareSms
-// covers that.
-void CudaDevice::share_anew() {
-  const std::uint32_t limit = num_sms_ - std::min(num_sms_, all_guaranteed_sms());
-  cuda_must(driver_, "cuStreamWriteValue32",
-            driver_.cuStreamWriteValue32(control_, sm_credits_ + offsetof(kernels::cuda::SmCredits, limit),
-                                         limit, 0));
-  for (WorkerLane* lane : lanes_) lane->follow_share();
 }
 
 void CudaDevice::check() {
@@ -206,15 +195,11 @@ void CudaDevice::check() {
 bool CudaDevice::advance() {
   for (auto lane = leaving_.begin(); lane != leaving_.end();)
     lane = see_off(*lane) ? leaving_.erase(lane) : std::next(lane);
-  probe_->watch(!lanes_.empty() || !leaving_.empty());
-  for (WorkerLane* lane : lanes_) lane->advance();
-  const bool frees = free_retired();
+  probe_->watch(shares_.size() != 0 || !leaving_.empty());
+  for (WorkerLane* lane : shares_.lanes()) lane->advance();
+  const bool frees = retired_.advance(
+      shares_.lanes(), now_ns(), [this] { return leaving_.empty() && is_idle(aside_) && is_idle(control_); });
   return frees || !leaving_.empty();
-}
-
-bool CudaDevice::free_retired() {
-  return retired_.advance(lanes_, now_ns(),
-                          [this] { return leaving_.empty() && is_idle(aside_) && is_idle(control_); });
 }
 
 bool CudaDevice::is_idle(CUstream stream) const {
@@ -230,7 +215,7 @@ bool CudaDevice::see_off(LeavingLane& lane) {
   if (!is_idle(aside_)) return false;
   if (lane.calls.words != nullptr) close_calls(lane.calls.words);
   if (lane.stream != nullptr) streams_.give_back(lane.stream, lane.stream_priority);
-  free_memory_.push_back(lane.memory);
+  lane_memory_.give_back(lane.memory);
   return true;
 }
 
@@ -266,44 +251,19 @@ Result<std::unique_ptr<Arena>> CudaDevice::map_results(int fd, std::uint64_t byt
 }
 
 Result<std::unique_ptr<Lane>> CudaDevice::open_lane(const LaneShape& shape) {
-  if (num_lanes() >= kMaxLanes) {
-    return resource_exhausted(name_ + " serves " + std::to_string(num_lanes()) +
+  if (shares_.size() >= kMaxLanes) {
+    return resource_exhausted(name_ + " serves " + std::to_string(shares_.size()) +
                               " ranks; allowed: " + std::to_string(kMaxLanes) + " on one GPU");
   }
-  if (num_lanes() >= num_sms_) {
-    return resource_exhausted(name_ + " serves " + std::to_string(num_lanes()) +
-                              " ranks; allowed: one for each of its " + std::to_string(num_sms_) +
+  if (shares_.size() >= num_sms()) {
+    return resource_exhausted(name_ + " serves " + std::to_string(shares_.size()) +
+                              " ranks; allowed: one for each of its " + std::to_string(num_sms()) +
                               " SMs for operations (devices.sms), since none may wait for another's");
   }
   auto lane = std::make_unique<WorkerLane>(*this, shape);
   if (Status status = lane->allocate(); !status.ok()) return status;
-  lanes_.push_back(lane.get());
-  share_anew();
+  shares_.add(lane.get());
   return std::unique_ptr<Lane>(std::move(lane));
-}
-
-void CudaDevice::lane_closed(WorkerLane* lane) {
-  if (std::erase(lanes_, lane) != 0) share_anew();
-}
-
-Result<LaneMemory> CudaDevice::take_memory(std::size_t device_bytes, std::size_t host_bytes) {
-  const auto fits = std::find_if(free_memory_.begin(), free_memory_.end(), [&](const LaneMemory& memory) {
-    return memory.device_bytes >= device_bytes && memory.host_bytes >= host_bytes;
-  });
-  if (fits != free_memory_.end()) {
-    const LaneMemory memory = *fits;
-    free_memory_.erase(fits);
-    return memory;
-  }
-  LaneMemory memory{0, device_bytes, nullptr, host_bytes};
-  void* host = nullptr;
-  CUresult result = driver_.cuMemHostAlloc(&host, host_bytes, CU_MEMHOSTALLOC_PORTABLE);
-  memory.host = static_cast<std::byte*>(host);
-  if (result == CUDA_SUCCESS) result = driver_.cuMemAlloc(&memory.device, device_bytes);
-  if (result == CUDA_SUCCESS) return memory;
-  if (host != nullptr) driver_.cuMemFreeHost(host);
-  return resource_exhausted(name_ +
-                            " has no room for a rank's workspace: " + driver_.describe("cuMemAlloc", result));
 }
 
 CUkernel CudaDevice::kernel(const char* name) const {

@@ -5,6 +5,7 @@
 #include "cuda_driver.h"
 #include "device/launcher.h"
 #include "kernels/cuda.h"
+#include "lane_shares.h"
 #include "launch_probe.h"
 #include "pairs_ahead.h"
 #include "retired_memory.h"
@@ -48,13 +49,26 @@ class StreamPool {
   std::vector<std::pair<int, CUstream>> free_;
 };
 
-// The memory of a lane. It is used again and never freed: freeing waits for all streams, and one of them may
-// wait for an operation that this engine has yet to launch.
 struct LaneMemory {
   CUdeviceptr device = 0;
   std::size_t device_bytes = 0;
   std::byte* host = nullptr;  // pinned
   std::size_t host_bytes = 0;
+};
+
+// The memory of lanes. It is used again and never freed: freeing waits for all streams, and one of them may
+// wait for an operation that this engine has yet to launch.
+class LaneMemoryPool {
+ public:
+  explicit LaneMemoryPool(const CudaDriver& driver) : driver_(driver) {}
+
+  // RESOURCE_EXHAUSTED: the driver has none.
+  Result<LaneMemory> take(std::size_t device_bytes, std::size_t host_bytes);
+  void give_back(const LaneMemory& memory) { free_.push_back(memory); }
+
+ private:
+  const CudaDriver& driver_;
+  std::vector<LaneMemory> free_;
 };
 
 class WorkerLane;
@@ -75,10 +89,10 @@ class CudaDevice final : public Device, public Launcher {
   ~CudaDevice() override;
 
   const std::string& name() const override { return name_; }
-  std::uint32_t max_sms() const override { return max_sms_; }
-  std::uint32_t num_sms() const override { return num_sms_; }
+  std::uint32_t max_sms() const override { return shares_.max_sms(); }
+  std::uint32_t num_sms() const override { return shares_.sms(); }
   DeviceTraits traits() const override { return {.has_streams = true, .memory_is_clear = false}; }
-  void set_num_sms(std::uint32_t sms) override;
+  void set_num_sms(std::uint32_t sms) override { shares_.set_sms(sms); }
   Result<std::unique_ptr<Arena>> map_arena(int fd, std::uint64_t bytes) override;
   Result<std::unique_ptr<Arena>> map_client_memory(std::span<const UniqueFd> pieces, std::uint64_t bytes,
                                                    bool here) override;
@@ -105,6 +119,8 @@ class CudaDevice final : public Device, public Launcher {
   CUcontext context() const { return primary_; }
   CUstream control() const { return control_; }  // for work that must not wait for anything
   StreamPool& streams() { return streams_; }
+  LaneMemoryPool& lane_memory() { return lane_memory_; }
+  LaneShares& shares() { return shares_; }
   // A stream for work that may have to wait for SMs, or behind clients' copies. A lane's work there has ended
   // when see_off() is true.
   CUstream aside() const { return aside_; }
@@ -113,20 +129,10 @@ class CudaDevice final : public Device, public Launcher {
                   const std::uint32_t* word, std::uint32_t value);
   std::size_t max_shared_bytes() const { return max_shared_bytes_; }
   CUkernel kernel(const char* name) const;
-  Result<LaneMemory> take_memory(std::size_t device_bytes, std::size_t host_bytes);
-  void give_back(const LaneMemory& memory) { free_memory_.push_back(memory); }
-  void lane_closed(WorkerLane* lane);
   std::uint64_t now_ns() const { return clock_.now_ns(); }
-  kernels::cuda::SmCredits* sm_credits() const {
-    return reinterpret_cast<kernels::cuda::SmCredits*>(sm_credits_);
-  }
-  // SMs that the lane may always use, and that all lanes together may: the second by lane_share().
-  std::uint32_t guaranteed_sms(const WorkerLane& lane) const;
-  std::uint32_t all_guaranteed_sms() const;
   void take_leaving(LeavingLane lane) { leaving_.push_back(std::move(lane)); }
   // Ends this process, because something that the device can't do without has failed.
   [[noreturn]] void fail(const Status& status) const;
-  void share_anew();
   bool is_idle(CUstream stream) const;
 
  private:
@@ -136,31 +142,28 @@ class CudaDevice final : public Device, public Launcher {
         name_(std::move(name)),
         clock_(clock),
         streams_(driver),
+        lane_memory_(driver),
+        shares_(driver),
         retired_(driver) {}
-  Status start();
-  bool free_retired();
+  Status start(std::uint32_t max_sms);
   // True: the lane's stream has ended.
   bool see_off(LeavingLane& lane);
   void copy_rows(void* to, const void* device, std::size_t bytes, std::size_t stride, std::size_t rows,
                  CUstream stream) const;
-  std::uint32_t num_lanes() const { return static_cast<std::uint32_t>(lanes_.size()); }
 
   const CudaDriver& driver_;
   const CUdevice device_;
   const std::string name_;
   const Clock& clock_;
-  std::uint32_t max_sms_ = 0;
-  std::uint32_t num_sms_ = 0;
   std::size_t max_shared_bytes_ = 0;
   CUcontext primary_ = nullptr;  // lives until the process ends
   CUstream aside_ = nullptr;
   CUstream control_ = nullptr;
   StreamPool streams_;
-  std::vector<WorkerLane*> lanes_;
+  LaneMemoryPool lane_memory_;
+  LaneShares shares_;
   std::vector<LeavingLane> leaving_;
-  std::vector<LaneMemory> free_memory_;
   std::unique_ptr<LaunchProbe> probe_;
-  CUdeviceptr sm_credits_ = 0;
   RetiredMemory retired_;
   CUlibrary library_ = nullptr;
   std::array<CUkernel, std::size(kernels::cuda::kKernelNames)> kernels_{};

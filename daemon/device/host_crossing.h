@@ -47,7 +47,6 @@ class HostCrossing final : private far::Receiver {
   HostCrossing(const HostCrossing&) = delete;
   HostCrossing& operator=(const HostCrossing&) = delete;
 
-  bool is_near(std::uint32_t rank) const { return near_[rank] != 0; }
   // [R] not 0: active ranks of this node. Other ranks neither have nor need places here.
   std::span<const std::uint8_t> near() const { return near_; }
 

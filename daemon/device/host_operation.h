@@ -99,7 +99,7 @@ class HostOperation final : public OperationInFlight {
   bool is_dispatch() const { return kind_ == kernels::cuda::Kind::kDispatch; }
   // Whether this operation itself reaches the rank.
   bool reaches(std::uint32_t rank) const {
-    return peers_.active(rank) && (crossing_ == nullptr || crossing_->is_near(rank));
+    return peers_.active(rank) && (crossing_ == nullptr || crossing_->near()[rank] != 0);
   }
   bool can_cross() const { return crossing_ != nullptr && crossing_->can_step(); }
   bool routes() const { return is_dispatch() && !op_.cached; }

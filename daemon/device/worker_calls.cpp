@@ -44,63 +44,25 @@ constexpr std::size_t routes_bytes(const LaneShape& shape) {
 
 }  // namespace
 
-std::size_t WorkerCalls::device_bytes(const LaneShape& shape, std::uint32_t max_sms) {
-  return sizeof(CallState) + routes_bytes(shape) + aligned(sizeof(DeviceView)) +
-         aligned(sizeof(MemoryTable)) + aligned(sizeof(Bells)) +
-         aligned(std::size_t{kDivisionKinds} * max_sms * sizeof(WorkDivision)) +
-         abi::kReplayedResults * sizeof(ResultRuns);
+std::size_t LaneOnDevice::bytes(const LaneShape& shape, std::uint32_t max_sms) {
+  return sizeof(LaneOnDevice) + routes_bytes(shape) +
+         std::size_t{kDivisionKinds} * max_sms * sizeof(WorkDivision);
 }
 
-std::size_t WorkerCalls::host_bytes(const LaneShape& shape) {
-  return sizeof(CallHost) + routes_bytes(shape) + sizeof(Look) + sizeof(DoorLook);
+std::size_t LaneOnHost::bytes(const LaneShape& shape) {
+  return sizeof(LaneOnHost) + shape.limits.num_routes * sizeof(RouteState);
 }
 
-CUdeviceptr WorkerCalls::state() const {
-  return lane_.own_device() + sizeof(kernels::cuda::LaneState);
+RouteState* WorkerCalls::routes() const {
+  return reinterpret_cast<RouteState*>(lane_.on_device() + 1);
 }
 
-CUdeviceptr WorkerCalls::routes() const {
-  return state() + sizeof(CallState);
+WorkDivision* WorkerCalls::divisions() const {
+  return reinterpret_cast<WorkDivision*>(reinterpret_cast<std::byte*>(routes()) + routes_bytes(lane_.shape_));
 }
 
-CUdeviceptr WorkerCalls::view() const {
-  return routes() + routes_bytes(lane_.shape_);
-}
-
-CUdeviceptr WorkerCalls::memories() const {
-  return view() + aligned(sizeof(DeviceView));
-}
-
-CUdeviceptr WorkerCalls::bells() const {
-  return memories() + aligned(sizeof(MemoryTable));
-}
-
-CUdeviceptr WorkerCalls::division() const {
-  return bells() + aligned(sizeof(Bells));
-}
-
-CUdeviceptr WorkerCalls::runs() const {
-  return division() + aligned(std::size_t{kDivisionKinds} * lane_.device_.max_sms() * sizeof(WorkDivision));
-}
-
-CallHost& WorkerCalls::host() const {
-  return *reinterpret_cast<CallHost*>(lane_.own_host());
-}
-
-RouteState* WorkerCalls::host_routes() const {
-  return reinterpret_cast<RouteState*>(lane_.own_host() + sizeof(CallHost));
-}
-
-WorkerCalls::Look& WorkerCalls::last_look() const {
-  return *reinterpret_cast<Look*>(lane_.own_host() + sizeof(CallHost) + routes_bytes(lane_.shape_));
-}
-
-WorkerCalls::DoorLook& WorkerCalls::door_look() const {
-  return *reinterpret_cast<DoorLook*>(reinterpret_cast<std::byte*>(&last_look()) + sizeof(Look));
-}
-
-void WorkerCalls::write_state(std::size_t offset, std::uint32_t value) {
-  lane_.write_word(reinterpret_cast<const void*>(state() + offset), value);
+void WorkerCalls::write_state(std::uint32_t CallState::*word, std::uint32_t value) {
+  lane_.write_word(&(lane_.on_device()->calls.*word), value);
 }
 
 // The rings continue where the last kernel that served them stopped, even one of another engine. Such a
@@ -119,8 +81,7 @@ void WorkerCalls::open(const Layout& layout) {
                      sizeof(std::uint32_t));
   sequence[kernels::cuda::kByHost] = host_ended();
   // This write waits for the stream. So kernels that another stream starts later see all that it has written.
-  lane_.device_.write(reinterpret_cast<void*>(state() + offsetof(CallState, sequence)), sequence,
-                      sizeof(sequence));
+  lane_.device_.write(lane_.on_device()->calls.sequence, sequence, sizeof(sequence));
   lane_.start_pairs();
   ring();
 }
@@ -153,7 +114,7 @@ void WorkerCalls::write_divisions() const {
     if (biases > 0) op.bias[biases - 1] = reinterpret_cast<const std::uint16_t*>(64);
     add(Kind::kCombine, division_kind(abi::Op::kCombine, biases << abi::kBiasShift), op);
   }
-  lane_.device_.write(reinterpret_cast<void*>(division()), all.data(), all.size() * sizeof(WorkDivision));
+  lane_.device_.write(divisions(), all.data(), all.size() * sizeof(WorkDivision));
 }
 
 // The numbers of results, and of runs of captured calls, continue likewise.
@@ -172,31 +133,32 @@ void WorkerCalls::write_results() {
                                           static_cast<std::uint32_t>(words[abi::CallResult::kRuns])};
   }
   if (written == 0) return;
-  write_state(offsetof(CallState, results), written);
-  lane_.device_.write(reinterpret_cast<void*>(runs()), runs_of.data(), runs_of.size() * sizeof(ResultRuns));
+  write_state(&CallState::results, written);
+  lane_.device_.write(lane_.on_device()->runs, runs_of.data(), runs_of.size() * sizeof(ResultRuns));
 }
 
 WorkerArguments WorkerCalls::arguments() const {
+  LaneOnDevice* const own = lane_.on_device();
   WorkerArguments all;
-  all.lane = lane_.state();
-  all.credits = lane_.device_.sm_credits();
-  all.bells = reinterpret_cast<const Bells*>(bells());
+  all.lane = &own->lane;
+  all.credits = lane_.device_.shares().credits();
+  all.bells = &own->bells;
   all.generation = reinterpret_cast<const std::uint32_t*>(layout_.generation);
   all.own_generation = generation_;
   all.ctas = lane_.ctas();
   all.asked_sms = lane_.asked_sms();
   CallArguments& calls = all.calls;
   calls.words = reinterpret_cast<abi::CallWords*>(layout_.words);
-  calls.state = reinterpret_cast<CallState*>(state());
-  calls.routes = reinterpret_cast<RouteState*>(routes());
-  calls.view = reinterpret_cast<const DeviceView*>(view());
-  calls.division = reinterpret_cast<const WorkDivision*>(division());
+  calls.state = &own->calls;
+  calls.routes = routes();
+  calls.view = &own->view;
+  calls.division = divisions();
   calls.most_ctas = lane_.device_.max_sms();
-  calls.host = &host();
+  calls.host = &lane_.on_host()->calls;
   calls.results = reinterpret_cast<abi::Results*>(layout_.results->bytes());
   calls.counts_stride = static_cast<std::uint32_t>(layout_.counts_stride);
-  calls.runs = reinterpret_cast<ResultRuns*>(runs());
-  calls.memories = reinterpret_cast<const MemoryTable*>(memories())->of[layout_.rank];
+  calls.runs = own->runs;
+  calls.memories = own->memories.of[layout_.rank];
   calls.limits = lane_.shape_.limits;
   calls.per_expert = lane_.shape_.shape.per_expert;
   return all;
@@ -204,13 +166,13 @@ WorkerArguments WorkerCalls::arguments() const {
 
 void WorkerCalls::set_limits(const Limits& limits) {
   const Limits before = std::exchange(limits_, limits);
-  if (before.sms != limits.sms) write_state(offsetof(CallState, sms), limits.sms);
-  if (before.timeout_ms != limits.timeout_ms) write_state(offsetof(CallState, timeout_ms), limits.timeout_ms);
-  if (before.linger_us != limits.linger_us) write_state(offsetof(CallState, linger_us), limits.linger_us);
+  if (before.sms != limits.sms) write_state(&CallState::sms, limits.sms);
+  if (before.timeout_ms != limits.timeout_ms) write_state(&CallState::timeout_ms, limits.timeout_ms);
+  if (before.linger_us != limits.linger_us) write_state(&CallState::linger_us, limits.linger_us);
 }
 
 void WorkerCalls::guarantee(std::uint32_t sms) {
-  if (std::exchange(guaranteed_sms_, sms) != sms) write_state(offsetof(CallState, guaranteed_sms), sms);
+  if (std::exchange(guaranteed_sms_, sms) != sms) write_state(&CallState::guaranteed_sms, sms);
 }
 
 void WorkerCalls::ring() {
@@ -218,12 +180,12 @@ void WorkerCalls::ring() {
 }
 
 void WorkerCalls::drain(bool drains) {
-  write_state(offsetof(CallState, drains), drains ? 1 : 0);
+  write_state(&CallState::drains, drains ? 1 : 0);
   if (drains) ring();
 }
 
 void WorkerCalls::leave() {
-  write_state(offsetof(CallState, leaves), 1);
+  write_state(&CallState::leaves, 1);
   ring();
 }
 
@@ -233,17 +195,17 @@ void WorkerCalls::leave() {
 // epoch is seen by a look that was begun after the store of this one. Calls that stand are then discarded:
 // nobody else may ring.
 void WorkerCalls::write_enabled_epoch() {
-  lane_.write_word(&lane_.state()->door[1], ++enabled_epoch_);
+  lane_.write_word(&lane_.on_device()->lane.door[1], ++enabled_epoch_);
   ring();
-  lane_.write_word(&door_look().told, ++changes_);
+  lane_.write_word(&lane_.on_host()->told, ++changes_);
   settled_ = false;
 }
 
 // The copy goes by the stream aside, because the control stream must not wait behind clients' copies.
 bool WorkerCalls::settled() {
-  DoorLook& look = door_look();
+  LaneOnHost& look = *lane_.on_host();
   if (settled_ || std::atomic_ref(look.told).load(std::memory_order_acquire) != changes_) return settled_;
-  if (door_looking_ && std::atomic_ref(look.number).load(std::memory_order_acquire) != door_looks_)
+  if (door_looking_ && std::atomic_ref(look.door_number).load(std::memory_order_acquire) != door_looks_)
     return false;
   // A look that was begun before the last change is over by now, and is not used.
   settled_ = std::exchange(door_looking_, false) && looked_at_change_ == changes_ &&
@@ -251,14 +213,14 @@ bool WorkerCalls::settled() {
   if (settled_) return true;
   door_looking_ = true;
   looked_at_change_ = changes_;
-  lane_.device_.read_aside(look.door, lane_.state()->door, sizeof(look.door), sizeof(look.door), 1,
-                           &look.number, ++door_looks_);
+  lane_.device_.read_aside(look.door, lane_.on_device()->lane.door, sizeof(look.door), sizeof(look.door), 1,
+                           &look.door_number, ++door_looks_);
   return false;
 }
 
 void WorkerCalls::halt() {
   if (enabled_epoch_ % 2 == 0) return;
-  write_state(offsetof(CallState, abort), 1);
+  write_state(&CallState::abort, 1);
   write_enabled_epoch();
 }
 
@@ -274,7 +236,7 @@ void WorkerCalls::write_bells(std::span<const Bell> of_ranks) {
   Bells all{};
   bells_.assign(of_ranks.begin(), of_ranks.end());
   for (const Bell& bell : bells_) all.of[bell.rank] = reinterpret_cast<abi::CallWords*>(bell.words)->bell;
-  lane_.device_.write(reinterpret_cast<void*>(bells()), &all, sizeof(all));
+  lane_.device_.write(&lane_.on_device()->bells, &all, sizeof(all));
 }
 
 // No kernel reads the view before the next enabled epoch.
@@ -291,14 +253,15 @@ void WorkerCalls::write_view(const Start& start) const {
   own.group.shape = probe.shape;
   own.group.workspace = probe.workspace;
   own.group.workspace_bytes = probe.workspace_bytes;
-  own.group.memories = reinterpret_cast<const abi::MappedMemory*>(memories());
-  lane_.device_.write(reinterpret_cast<void*>(memories()), &of_ranks, sizeof(of_ranks));
-  lane_.device_.write(reinterpret_cast<void*>(view()), &own, sizeof(own));
+  LaneOnDevice* const to = lane_.on_device();
+  own.group.memories = to->memories.of[0];
+  lane_.device_.write(&to->memories, &of_ranks, sizeof(of_ranks));
+  lane_.device_.write(&to->view, &own, sizeof(own));
 }
 
 // A kernel finds no memory there while the first word is 0.
 void WorkerCalls::set_memory(std::uint32_t rank, std::uint32_t number, const abi::MappedMemory& memory) {
-  const auto* const entry = &reinterpret_cast<const MemoryTable*>(memories())->of[rank][number];
+  const auto* const entry = &lane_.on_device()->memories.of[rank][number];
   const auto write = [this](const void* at, std::uint64_t value) {
     lane_.must("cuStreamWriteValue64",
                lane_.driver_.cuStreamWriteValue64(lane_.device_.control(), reinterpret_cast<CUdeviceptr>(at),
@@ -312,25 +275,26 @@ void WorkerCalls::set_memory(std::uint32_t rank, std::uint32_t number, const abi
 
 void WorkerCalls::resume(const Start& start) {
   EPD_CHECK(halted() && start.routes.size() == lane_.shape_.limits.num_routes);
-  std::copy(start.routes.begin(), start.routes.end(), host_routes());
-  CallStart& next = host().start;
+  auto* const routes = reinterpret_cast<RouteState*>(lane_.on_host() + 1);
+  std::copy(start.routes.begin(), start.routes.end(), routes);
+  CallStart& next = lane_.on_host()->calls.start;
   next.epoch = start.epoch;
   next.index = start.index;
   next.index_base = start.index_base;
   next.changed_epoch = start.changed_epoch;
   next.num_routes = static_cast<std::uint32_t>(start.routes.size());
-  next.routes = host_routes();
+  next.routes = routes;
   write_view(start);
   write_bells(start.bells);
   std::atomic_thread_fence(std::memory_order_release);
-  write_state(offsetof(CallState, abort), 0);
+  write_state(&CallState::abort, 0);
   write_enabled_epoch();
 }
 
 // ---- the journal
 
 const JournalEntry* WorkerCalls::front() const {
-  JournalEntry& entry = host().journal[read_ % kJournalEntries];
+  JournalEntry& entry = lane_.on_host()->calls.journal[read_ % kJournalEntries];
   const bool there = std::atomic_ref(entry.number).load(std::memory_order_acquire) == read_ + 1;
   return there ? &entry : nullptr;
 }
@@ -340,7 +304,7 @@ void WorkerCalls::pop() {
   ++read_;
   if (read_ - told_ < kJournalEntries / 4) return;
   told_ = read_;
-  write_state(offsetof(CallState, journal_read), told_);
+  write_state(&CallState::journal_read, told_);
   ring();  // a call may stand because the journal was full
 }
 
@@ -355,7 +319,7 @@ std::uint32_t WorkerCalls::host_ended() const {
 // used: copies may wait there for milliseconds behind some of a client's.
 void WorkerCalls::look() {
   if (std::exchange(looking_, true)) return;
-  Look& look = last_look();
+  LaneOnHost& look = *lane_.on_host();
   const CUstream stream = lane_.device_.aside();
   const auto copy = [&](void* to, std::size_t offset, std::size_t bytes) {
     const auto from = reinterpret_cast<CUdeviceptr>(layout_.words + offset);
@@ -365,13 +329,15 @@ void WorkerCalls::look() {
                 offsetof(Ring, host_calls) == sizeof(look.ring.calls));
   copy(look.ring.calls, offsetof(abi::CallWords, calls), 2 * sizeof(look.ring.calls));
   copy(&look.ring.done, offsetof(abi::CallWords, done), sizeof(look.ring.done));
-  lane_.must("cuStreamWriteValue32", lane_.driver_.cuStreamWriteValue32(
-                                         stream, reinterpret_cast<CUdeviceptr>(&look.number), ++looks_, 0));
+  lane_.must("cuStreamWriteValue32",
+             lane_.driver_.cuStreamWriteValue32(stream, reinterpret_cast<CUdeviceptr>(&look.ring_number),
+                                                ++looks_, 0));
 }
 
 const CallPort::Ring* WorkerCalls::seen() {
-  Look& look = last_look();
-  if (!looking_ || std::atomic_ref(look.number).load(std::memory_order_acquire) != looks_) return nullptr;
+  LaneOnHost& look = *lane_.on_host();
+  if (!looking_ || std::atomic_ref(look.ring_number).load(std::memory_order_acquire) != looks_)
+    return nullptr;
   looking_ = false;
   look.ring.host_ended = host_ended();
   ring_if_calls_stand(look.ring);

@@ -1,13 +1,10 @@
-// The host's side of a lane's calls. It uses memory of the lane's, in two parts:
-//   device  CallState, RouteState[num_routes], DeviceView, MemoryTable, Bells,
-//           WorkDivision[kDivisionKinds, SMs of the device], ResultRuns[kReplayedResults]
-//   host    CallHost, RouteState[num_routes], Look, DoorLook; pinned
-//
-// Words for the kernels go by the control stream, in their order.
+// The host's side of a lane's calls. Words for the kernels go by the control stream, in their order.
 #pragma once
 
 #include "cuda_driver.h"
 #include "device/launcher.h"
+#include "kernels/calls.h"
+#include "kernels/workers.h"
 
 #include <cstddef>
 #include <span>
@@ -17,12 +14,34 @@ namespace epd::device {
 
 class WorkerLane;
 
+// A lane's memory on the device, without its workspace. kernels::cuda::RouteState[num_routes] and
+// WorkDivision[kDivisionKinds, SMs of the device] follow.
+struct LaneOnDevice {
+  kernels::cuda::LaneState lane;
+  alignas(64) kernels::cuda::CallState calls;
+  alignas(64) kernels::cuda::DeviceView view;
+  alignas(64) kernels::cuda::MemoryTable memories;
+  alignas(64) kernels::cuda::Bells bells;
+  alignas(64) kernels::cuda::ResultRuns runs[abi::kReplayedResults];
+
+  static std::size_t bytes(const LaneShape& shape, std::uint32_t max_sms);
+};
+
+// A lane's pinned memory on the host. RouteState[num_routes] follow.
+struct LaneOnHost {
+  kernels::cuda::CallHost calls;
+  CallPort::Ring ring;        // a copy of the words of calls, and
+  std::uint32_t ring_number;  // the number of the look that has copied them
+  std::uint32_t door[2];      // a copy of the lane's door, and
+  std::uint32_t door_number;  // the number of the look that has copied it
+  std::uint32_t told;         // number of the last change of the enabled epoch that the door has
+
+  static std::size_t bytes(const LaneShape& shape);
+};
+
 class WorkerCalls final : public CallPort {
  public:
   explicit WorkerCalls(WorkerLane& lane) : lane_(lane) {}
-
-  static std::size_t device_bytes(const LaneShape& shape, std::uint32_t max_sms);
-  static std::size_t host_bytes(const LaneShape& shape);
 
   void open(const Layout& layout) override;
   void set_limits(const Limits& limits) override;
@@ -48,28 +67,9 @@ class WorkerCalls final : public CallPort {
   const Layout& layout() const { return layout_; }
 
  private:
-  struct Look {
-    Ring ring;
-    std::uint32_t number;  // of the look that has copied it
-  };
-  // A copy of the lane's door.
-  struct DoorLook {
-    std::uint32_t door[2];
-    std::uint32_t told;    // of the last change of the enabled epoch that the door has
-    std::uint32_t number;  // of the look that has copied the door
-  };
-  CUdeviceptr state() const;
-  CUdeviceptr routes() const;
-  CUdeviceptr view() const;
-  CUdeviceptr memories() const;
-  CUdeviceptr bells() const;
-  CUdeviceptr division() const;
-  CUdeviceptr runs() const;
-  kernels::cuda::CallHost& host() const;
-  kernels::cuda::RouteState* host_routes() const;
-  Look& last_look() const;
-  DoorLook& door_look() const;
-  void write_state(std::size_t offset, std::uint32_t value);
+  kernels::cuda::RouteState* routes() const;
+  kernels::cuda::WorkDivision* divisions() const;
+  void write_state(std::uint32_t kernels::cuda::CallState::*word, std::uint32_t value);
   void write_divisions() const;
   void write_results();
   void write_view(const Start& start) const;

@@ -6,7 +6,6 @@
 namespace epd::device {
 
 using kernels::cuda::Kind;
-using kernels::cuda::LaneState;
 
 namespace {
 
@@ -43,7 +42,7 @@ WorkerLane::~WorkerLane() {
     leaving.memory = memory_;
     device_.take_leaving(std::move(leaving));
   }
-  device_.lane_closed(this);
+  device_.shares().remove(this);
 }
 
 // ---- memory
@@ -63,10 +62,6 @@ bool WorkerLane::fits(const kernels::cuda::Shape& shape) const {
   return true;
 }
 
-std::size_t WorkerLane::own_device_bytes() const {
-  return sizeof(LaneState) + WorkerCalls::device_bytes(shape_, device_.max_sms());
-}
-
 Status WorkerLane::allocate() {
   for (std::uint32_t format = 0; format < shape_.limits.num_formats; ++format) {
     if (fits(shape_.with_format(format))) continue;
@@ -79,9 +74,9 @@ Status WorkerLane::allocate() {
                                           " bytes of an SM's shared memory"};
   }
   workspace_bytes_ = aligned(kernels::cuda::workspace_bytes(shape_.shape, device_.max_sms()));
-  const std::size_t device_bytes = workspace_bytes_ + own_device_bytes();
-  const std::size_t signals_at = aligned(WorkerCalls::host_bytes(shape_));
-  Result<LaneMemory> memory = device_.take_memory(device_bytes, signals_at + signals_.host_bytes());
+  const std::size_t device_bytes = workspace_bytes_ + LaneOnDevice::bytes(shape_, device_.max_sms());
+  const std::size_t signals_at = aligned(LaneOnHost::bytes(shape_));
+  Result<LaneMemory> memory = device_.lane_memory().take(device_bytes, signals_at + signals_.host_bytes());
   if (!memory.ok()) return memory.status();
   memory_ = *memory;
   std::fill_n(memory_.host, memory_.host_bytes, std::byte{0});
@@ -131,15 +126,15 @@ std::uint32_t WorkerLane::ctas() const {
 }
 
 std::uint32_t WorkerLane::asked_sms() const {
-  return ctas() - std::min(ctas(), device_.guaranteed_sms(*this));
+  return ctas() - std::min(ctas(), device_.shares().guaranteed(*this));
 }
 
 void WorkerLane::set_priority(std::int32_t priority) {
-  if (std::exchange(priority_, priority) != priority) device_.share_anew();
+  if (std::exchange(priority_, priority) != priority) device_.shares().apply();
 }
 
 void WorkerLane::follow_share() {
-  calls_.guarantee(device_.guaranteed_sms(*this));
+  calls_.guarantee(device_.shares().guaranteed(*this));
   if (pairs_ != nullptr) pairs_->set_sms(ctas(), asked_sms());
 }
 

@@ -38,12 +38,11 @@ class WorkerLane final : public Lane {
   using Operation = kernels::cuda::Operation;
 
   bool fits(const kernels::cuda::Shape& shape) const;
-  std::size_t own_device_bytes() const;
-  CUdeviceptr own_device() const { return memory_.device + workspace_bytes_; }
-  std::byte* own_host() const { return memory_.host; }
-  kernels::cuda::LaneState* state() const {
-    return reinterpret_cast<kernels::cuda::LaneState*>(own_device());
+  // The host only takes addresses in it.
+  LaneOnDevice* on_device() const {
+    return reinterpret_cast<LaneOnDevice*>(memory_.device + workspace_bytes_);
   }
+  LaneOnHost* on_host() const { return reinterpret_cast<LaneOnHost*>(memory_.host); }
   // Fills in the lane's workspace, of an operation that has no other part of the lane's.
   void describe_workspace(Operation& op) const;
   // Of a main kernel, and of these what a gate asks for beyond the guaranteed ones.
@@ -59,7 +58,7 @@ class WorkerLane final : public Lane {
   const CudaDriver& driver_;
   const LaneShape shape_;
   std::int32_t priority_ = 0;
-  LaneMemory memory_;  // on the device: workspace, own; on the host: own, signals
+  LaneMemory memory_;  // on the device: workspace, LaneOnDevice; on the host: LaneOnHost, signals
   std::size_t workspace_bytes_ = 0;
   CUstream stream_ = nullptr;
   int stream_priority_ = 0;

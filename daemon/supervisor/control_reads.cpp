@@ -72,7 +72,7 @@ void fill(v1::Group& message, const membership::Group& group, const Rooms& rooms
     v1::GroupMember& out = *message.add_members();
     out.set_rank(rank);
     out.set_session_id(member.session.number);
-    out.set_device(rooms.fleet.name(member.engine.device));
+    out.set_device(rooms.fleet[member.engine.device].name());
     out.set_gone(member.gone());
     out.set_pid(member.pid);
     if (const MemberArenas* arenas = rooms.memory.find(group.id, rank); arenas != nullptr) fill(out, *arenas);
@@ -113,7 +113,7 @@ HealthFacts ControlReads::health() const {
   facts.socket_problem = parts_.lifecycle.socket_problem();
   if (parts_.cluster != nullptr) facts.cluster_problem = parts_.cluster->view().problem;
   for (std::uint32_t i = 0; i < rooms_.fleet.size(); ++i)
-    facts.devices[rooms_.fleet.name(i)] = rooms_.fleet.state_now(i) == DeviceState::kReady;
+    facts.devices[rooms_.fleet[i].name()] = rooms_.fleet[i].state_now() == DeviceState::kReady;
   return facts;
 }
 
@@ -178,12 +178,12 @@ Result<v1::ListFarEnginesResponse> ControlReads::list_far_engines() const {
   if (parts_.cluster == nullptr) return in_no_cluster();
   v1::ListFarEnginesResponse list;
   for (std::uint32_t i = 0; i < rooms_.fleet.size(); ++i) {
-    const DeviceState state = rooms_.fleet.state_now(i);
+    const DeviceState state = rooms_.fleet[i].state_now();
     v1::NetworkEngine& engine = *list.add_engines();
-    engine.set_device(rooms_.fleet.name(i));
+    engine.set_device(rooms_.fleet[i].name());
     engine.set_state(message_of(state));
     if (state == DeviceState::kReady || state == DeviceState::kStopped)
-      add_far_engines(list, engine, rooms_.fleet.page(i).far, rooms_.clock.now_ns());
+      add_far_engines(list, engine, rooms_.fleet[i].page().far, rooms_.clock.now_ns());
     if (std::string problem = parts_.network.problem(i); !problem.empty())
       engine.set_problem(std::move(problem));
   }
@@ -208,15 +208,15 @@ v1::ListDevicesResponse ControlReads::list_devices() const {
   v1::ListDevicesResponse list;
   for (std::uint32_t i = 0; i < rooms_.fleet.size(); ++i) {
     v1::Device& message = *list.add_devices();
-    message.set_name(rooms_.fleet.name(i));
-    message.set_state(message_of(rooms_.fleet.state_now(i)));
-    message.set_engine_pid(rooms_.fleet.engine_pid(i));
-    message.set_restarts(rooms_.fleet.restarts(i));
-    message.set_last_exit(rooms_.fleet.last_exit(i));
+    message.set_name(rooms_.fleet[i].name());
+    message.set_state(message_of(rooms_.fleet[i].state_now()));
+    message.set_engine_pid(rooms_.fleet[i].pid());
+    message.set_restarts(rooms_.fleet[i].restarts());
+    message.set_last_exit(rooms_.fleet[i].last_exit());
     message.set_sessions(rooms_.sessions.attached_on(i));
-    message.set_heartbeat_age_ms(rooms_.fleet.heartbeat_age_ms(i));
+    message.set_heartbeat_age_ms(rooms_.fleet[i].heartbeat_age_ms());
     message.set_sms_set(parts_.settings.sms_set(i));
-    fill_counters(message, rooms_.fleet.page(i));
+    fill_counters(message, rooms_.fleet[i].page());
     if (rooms_.devices[i].name.kind == abi::DeviceKind::kCuda) fill_cuda(*message.mutable_cuda(), i);
   }
   return list;
@@ -252,7 +252,7 @@ v1::ListSessionsResponse ControlReads::list_sessions() const {
     message.set_uid(session.peer.uid);
     message.set_gid(session.peer.gid);
     message.set_pid(session.peer.pid);
-    message.set_device(rooms_.fleet.name(session.device));
+    message.set_device(rooms_.fleet[session.device].name());
     message.set_library(session.library);
     message.set_program(session.peer.program);
     message.set_cgroup(session.peer.cgroup);
@@ -304,7 +304,7 @@ std::vector<WaitingGroup> ControlReads::waiting_groups(std::optional<std::uint64
     WaitingGroup waiting{group.id, group.name, group.shape, {}, rooms_.memory.gone_waits(group.id)};
     for (const auto& [rank, member] : group.members) {
       if (const MemberArenas* arenas = rooms_.memory.find(group.id, rank); arenas != nullptr)
-        waiting.ranks.push_back({rank, rooms_.fleet.name(member.engine.device), arenas->board_map});
+        waiting.ranks.push_back({rank, rooms_.fleet[member.engine.device].name(), arenas->board_map});
     }
     groups.push_back(std::move(waiting));
   });
@@ -315,7 +315,7 @@ std::vector<WaitingGroup> ControlReads::waiting_groups(std::optional<std::uint64
 std::vector<bool> ControlReads::stopped_engines() const {
   std::vector<bool> stopped(rooms_.fleet.size());
   for (std::uint32_t i = 0; i < rooms_.fleet.size(); ++i)
-    stopped[i] = rooms_.fleet.state_now(i) == DeviceState::kStopped;
+    stopped[i] = rooms_.fleet[i].state_now() == DeviceState::kStopped;
   return stopped;
 }
 
@@ -324,8 +324,8 @@ v1::ListOperationsResponse ControlReads::list_operations(const std::vector<bool>
   const std::uint64_t now = rooms_.clock.now_ns();
   for (std::uint32_t device = 0; device < rooms_.fleet.size(); ++device) {
     const int before = list.operations_size();
-    for (const abi::OpView& op : rooms_.fleet.page(device).ops)
-      add_operation(list, op, rooms_.fleet.name(device), now);
+    for (const abi::OpView& op : rooms_.fleet[device].page().ops)
+      add_operation(list, op, rooms_.fleet[device].name(), now);
     for (int i = before; stopped[device] && i < list.operations_size(); ++i)
       mark_stopped(*list.mutable_operations(i));
   }
@@ -335,7 +335,7 @@ v1::ListOperationsResponse ControlReads::list_operations(const std::vector<bool>
 v1::GetStatisticsResponse ControlReads::statistics() const {
   std::vector<DevicePage> pages;
   for (std::uint32_t i = 0; i < rooms_.fleet.size(); ++i)
-    pages.push_back({rooms_.fleet.name(i), rooms_.fleet.page(i)});
+    pages.push_back({rooms_.fleet[i].name(), rooms_.fleet[i].page()});
   return message_of(pages);
 }
 

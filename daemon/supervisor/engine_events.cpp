@@ -29,7 +29,7 @@ void EngineEvents::engine_ready(std::uint32_t device) {
   }
   for (const MemberMemoryStore::OpenStreams& open : rooms_.memory.take_open_streams(device))
     parts_.orders.send(device, abi::LinkType::kCloseStreams, open.message, {open.user.get()});
-  rooms_.deciders.handle(membership::EngineUp{local(device), rooms_.fleet.far_address(device)});
+  rooms_.deciders.handle(membership::EngineUp{local(device), rooms_.fleet[device].far_address()});
 }
 
 void EngineEvents::engine_down(std::uint32_t device, const std::string& text, EngineEnd end) {
@@ -104,7 +104,7 @@ template <typename T>
 std::optional<T> EngineEvents::read(std::uint32_t device, const Packet& packet) {
   Result<T> message = packet.read<T>();
   if (message.ok()) return *message;
-  rooms_.fleet.kill(device, message.status().message());
+  rooms_.fleet[device].kill(message.status().message());
   return std::nullopt;
 }
 
@@ -126,7 +126,7 @@ void EngineEvents::tell_peer_lost(std::uint32_t device, const Packet& packet) {
   if (!message) return;
   const std::string text(message->text, abi::text_length(message->text));
   log_event(LogLevel::kWarning, "engine of another node not reached",
-            {{"device", rooms_.fleet.name(device)}, {"reason", text}});
+            {{"device", rooms_.fleet[device].name()}, {"reason", text}});
   rooms_.deciders.handle(
       membership::PeerLost{local(device), {message->node, message->device_index}, text, message->loss});
 }
@@ -154,7 +154,7 @@ void EngineEvents::engine_message(std::uint32_t device, const Packet& packet) {
     case LinkType::kRankRefused: return tell<membership::RankRefused>(device, packet);
     case LinkType::kPeerLost: return tell_peer_lost(device, packet);
     case LinkType::kGroupRemoved: return tell<membership::GroupRemoved>(device, packet);
-    default: rooms_.fleet.kill(device, "it sent message type " + std::to_string(packet.header.type));
+    default: rooms_.fleet[device].kill("it sent message type " + std::to_string(packet.header.type));
   }
 }
 
@@ -184,7 +184,7 @@ void EngineEvents::engine_waits(std::uint32_t device) {
   log_event(
       LogLevel::kWarning,
       "the GPU's MPS server takes no new process until all that its fault has hit are gone; the engine waits",
-      {{"device", rooms_.fleet.name(device)}, {"clients", pids}});
+      {{"device", rooms_.fleet[device].name()}, {"clients", pids}});
 }
 
 }  // namespace epd::supervisor

@@ -111,13 +111,13 @@ v1::Wait ControlReads::wait_of(const membership::Group& group, std::uint32_t ran
   }
   const membership::Member& member = found->second;
   const std::uint32_t device = member.engine.device;
-  const DeviceState state = rooms_.fleet.state_now(device);
+  const DeviceState state = rooms_.fleet[device].state_now();
   wait.set_session_id(member.session.number);
   wait.set_pid(member.pid);
   wait.set_gone(member.gone());
-  wait.set_device(rooms_.fleet.name(device));
+  wait.set_device(rooms_.fleet[device].name());
   wait.set_device_state(message_of(state));
-  wait.set_engine_pid(rooms_.fleet.engine_pid(device));
+  wait.set_engine_pid(rooms_.fleet[device].pid());
   wait.set_engine_stopped(state == DeviceState::kStopped);
   wait.set_client_stopped(!member.gone() && member.pid != 0 && is_stopped(member.pid));
   wait.set_submitted(its != nullptr);
@@ -136,7 +136,7 @@ std::string ControlReads::silent_engines(const membership::Group& group) const {
     if (!slot.is(EnginePhase::kBreaking) && !slot.is(EnginePhase::kAbsent) &&
         !slot.is(EnginePhase::kStarting))
       continue;
-    names += (names.empty() ? "the engine of " : ", of ") + rooms_.fleet.name(engine.device);
+    names += (names.empty() ? "the engine of " : ", of ") + rooms_.fleet[engine.device].name();
   }
   return names;
 }
@@ -158,8 +158,8 @@ Result<v1::GetOperationResponse> ControlReads::explain(std::uint64_t session_id,
   }
   answer.set_group(group->name);
   answer.set_pid(session->peer.pid);
-  answer.set_engine_pid(rooms_.fleet.engine_pid(session->device));
-  answer.set_engine_stopped(rooms_.fleet.state_now(session->device) == DeviceState::kStopped);
+  answer.set_engine_pid(rooms_.fleet[session->device].pid());
+  answer.set_engine_stopped(rooms_.fleet[session->device].state_now() == DeviceState::kStopped);
   std::set<std::uint32_t> seen{found->rank()};
   for (const v1::Operation* at = &*found; at != nullptr && at->waiting_for() >= 0;) {
     const auto rank = static_cast<std::uint32_t>(at->waiting_for());
@@ -170,7 +170,7 @@ Result<v1::GetOperationResponse> ControlReads::explain(std::uint64_t session_id,
   if (answer.engine_stopped()) {
     answer.set_text("its own engine (pid " + std::to_string(answer.engine_pid()) +
                     ") stands still; what is shown is as it was " +
-                    std::to_string(rooms_.fleet.heartbeat_age_ms(session->device)) + " ms ago");
+                    std::to_string(rooms_.fleet[session->device].heartbeat_age_ms()) + " ms ago");
   } else if (answer.waits().empty() && !found->far_wait().empty()) {
     answer.set_text("waits for " + found->far_wait());
   } else if (answer.waits().empty()) {
@@ -190,10 +190,10 @@ Status ControlReads::no_such_operation(std::uint64_t session_id, std::uint64_t t
     return not_found(name + ": there is no session " + std::to_string(session_id) +
                      "; allowed: an ID that epctl ops prints");
   }
-  const DeviceState state = rooms_.fleet.state(session->device);
+  const DeviceState state = rooms_.fleet[session->device].state();
   if (state != DeviceState::kReady) {
-    return not_found(name + ": the engine of " + rooms_.fleet.name(session->device) + " " + down_word(state) +
-                     "; what it had taken is answered when it is back");
+    return not_found(name + ": the engine of " + rooms_.fleet[session->device].name() + " " +
+                     down_word(state) + "; what it had taken is answered when it is back");
   }
   return not_found(name + " is not in flight; allowed: an ID that epctl ops prints");
 }

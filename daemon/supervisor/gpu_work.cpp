@@ -38,7 +38,7 @@ void GpuWork::probe() {
 std::vector<pid_t> GpuWork::engine_pids() const {
   std::vector<pid_t> pids;
   for (std::uint32_t i = 0; i < rooms_.fleet.size(); ++i) {
-    if (rooms_.fleet.process(i) != nullptr) pids.push_back(rooms_.fleet.process(i)->pid());
+    if (rooms_.fleet[i].process() != nullptr) pids.push_back(rooms_.fleet[i].process()->pid());
   }
   return pids;
 }
@@ -60,7 +60,7 @@ void GpuWork::terminate(std::uint32_t device, pid_t pid, int pidfd,
                     log_event(
                         fine ? LogLevel::kInfo : LogLevel::kWarning,
                         how.ok() ? "work on the GPU terminated by MPS" : "work on the GPU not terminated",
-                        {{"device", rooms_.fleet.name(device)},
+                        {{"device", rooms_.fleet[device].name()},
                          {"pid", pid},
                          {"how", how.ok() ? how.value() : how.status().to_string()}});
                     then();
@@ -68,7 +68,7 @@ void GpuWork::terminate(std::uint32_t device, pid_t pid, int pidfd,
 }
 
 void GpuWork::before_kill(std::uint32_t device, std::function<void()> then) {
-  const EngineProcess* process = rooms_.fleet.process(device);
+  const EngineProcess* process = rooms_.fleet[device].process();
   terminate(device, process->pid(), process->pidfd(), nullptr, std::move(then));
 }
 

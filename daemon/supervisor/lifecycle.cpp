@@ -223,8 +223,8 @@ void Lifecycle::notify_status() {
   std::string bad;
   const bool stopping = phase_ == DaemonPhase::kStopping;  // engines that end now are in no trouble
   for (std::uint32_t i = 0; i < rooms_.fleet.size() && !stopping; ++i) {
-    const char* word = trouble_of(rooms_.fleet.seen_state(i));
-    if (word != nullptr) bad += (bad.empty() ? " (" : ", ") + rooms_.fleet.name(i) + word;
+    const char* word = trouble_of(rooms_.fleet[i].seen_state());
+    if (word != nullptr) bad += (bad.empty() ? " (" : ", ") + rooms_.fleet[i].name() + word;
   }
   if (!bad.empty()) bad += ")";
   std::string status = std::string("STATUS=") + name_of(phase_) + ": " +

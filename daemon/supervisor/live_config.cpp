@@ -92,7 +92,7 @@ transport::NetworkOptions LiveConfig::network_options() const {
   return supervisor::network_options(config_, network_);
 }
 
-EngineFleet::Options LiveConfig::fleet_options(const std::string& engine_binary) const {
+EngineOptions LiveConfig::fleet_options(const std::string& engine_binary) const {
   return {engine_binary,
           config_.log_levels(),
           config_.format(),

@@ -42,7 +42,7 @@ class LiveConfig {
   const NetworkChoice& network() const { return network_; }
   void set_network(NetworkChoice choice) { network_ = std::move(choice); }
   transport::NetworkOptions network_options() const;
-  EngineFleet::Options fleet_options(const std::string& engine_binary) const;
+  EngineOptions fleet_options(const std::string& engine_binary) const;
 
  private:
   std::vector<ConfigChange> put_in_force(Config config);

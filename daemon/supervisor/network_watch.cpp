@@ -50,7 +50,7 @@ std::uint64_t NetworkWatch::next_due_ns() const {
 void NetworkWatch::note_engines() {
   engines_.resize(rooms_.fleet.size());
   for (std::uint32_t i = 0; i < rooms_.fleet.size(); ++i) {
-    const std::int32_t pid = rooms_.fleet.engine_pid(i);
+    const std::int32_t pid = rooms_.fleet[i].pid();
     if (engines_[i].pid != pid) engines_[i] = {pid, rooms_.config.network()};
   }
 }
@@ -92,7 +92,7 @@ void NetworkWatch::start_look() {
 bool NetworkWatch::is_outdated(std::uint32_t device) const {
   if (device >= engines_.size() || engines_[device].pid == 0) return false;
   return supervisor::is_outdated(engines_[device].given, rooms_.config.network()) &&
-         rooms_.fleet.name(device).starts_with("host:");
+         rooms_.fleet[device].name().starts_with("host:");
 }
 
 bool NetworkWatch::is_idle(std::uint32_t device) const {
@@ -110,19 +110,20 @@ bool NetworkWatch::is_idle(std::uint32_t device) const {
 void NetworkWatch::restart_idle() {
   if (parts_.lifecycle.phase() != DaemonPhase::kServing) return;
   for (std::uint32_t i = 0; i < rooms_.fleet.size(); ++i) {
-    if (!is_outdated(i) || !is_idle(i) || rooms_.fleet.seen_state(i) != DeviceState::kReady) continue;
-    rooms_.fleet.restart(i, "its network was " + in_words(engines_[i].given) + " and is now " +
-                                in_words(rooms_.config.network()));
+    if (!is_outdated(i) || !is_idle(i) || rooms_.fleet[i].seen_state() != DeviceState::kReady) continue;
+    rooms_.fleet[i].restart("its network was " + in_words(engines_[i].given) + " and is now " +
+                            in_words(rooms_.config.network()));
   }
 }
 
 std::string NetworkWatch::problem(std::uint32_t device) const {
-  if (device >= engines_.size() || !rooms_.fleet.name(device).starts_with("host:")) return "";
+  if (device >= engines_.size() || !rooms_.fleet[device].name().starts_with("host:")) return "";
   const NetworkChoice& given = engines_[device].given;
   if (!is_outdated(device)) return given.devices.empty() ? rooms_.config.network().problem : "";
   return "it was started with the network " + in_words(given) + ", and now it would be " +
          in_words(rooms_.config.network()) +
-         "; it starts again when no group uses it, or by: epctl restart device " + rooms_.fleet.name(device);
+         "; it starts again when no group uses it, or by: epctl restart device " +
+         rooms_.fleet[device].name();
 }
 
 }  // namespace epd::supervisor

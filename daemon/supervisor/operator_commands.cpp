@@ -76,8 +76,8 @@ Status OperatorCommands::authorize(const Operator& by, Right wanted, const std::
 Result<std::uint32_t> OperatorCommands::find_device(const std::string& name) const {
   std::string known;
   for (std::uint32_t i = 0; i < rooms_.fleet.size(); ++i) {
-    if (rooms_.fleet.name(i) == name) return i;
-    known += (i == 0 ? "" : ", ") + rooms_.fleet.name(i);
+    if (rooms_.fleet[i].name() == name) return i;
+    known += (i == 0 ? "" : ", ") + rooms_.fleet[i].name();
   }
   return not_found("device is \"" + name + "\"; allowed: " + known);
 }
@@ -86,7 +86,7 @@ Status OperatorCommands::set_device(const Operator& by, const std::string& name,
                                     std::optional<std::uint32_t> sms) {
   Result<std::uint32_t> device = find_device(name);
   if (!device.ok()) return device.status();
-  const std::uint32_t most = rooms_.fleet.max_sms(*device);
+  const std::uint32_t most = rooms_.fleet[*device].max_sms();
   if (most == 0) {
     return {StatusCode::kWouldBlock, name + " has no engine yet that could say how many SMs it has"};
   }
@@ -112,7 +112,7 @@ Status OperatorCommands::restart_device(const Operator& by, const std::string& n
         "the daemon is draining: operators restart no device any more; an engine that dies is started again"};
   record_event(EventKind::kSettingChanged, LogLevel::kWarning, "device restarted by the operator",
                {{"device", name}, {"by_uid", by.uid}, {"by_pid", by.pid}});
-  rooms_.fleet.restart(*device, "an operator (uid " + std::to_string(by.uid) + ") restarted it");
+  rooms_.fleet[*device].restart("an operator (uid " + std::to_string(by.uid) + ") restarted it");
   return {};
 }
 
@@ -153,7 +153,7 @@ Result<membership::GroupLabel> OperatorCommands::set_group(const Operator& by, c
     return invalid_argument("nothing to set; allowed: sms, priority, linger_us");
   std::uint32_t most_sms = 0;
   for (const auto& [rank, member] : group.members)
-    most_sms = std::max(most_sms, rooms_.fleet.max_sms(member.engine.device));
+    most_sms = std::max(most_sms, rooms_.fleet[member.engine.device].max_sms());
   if (change.sms) {
     if (Status status = check_range("sms", *change.sms, 0, most_sms); !status.ok()) return status;
   }

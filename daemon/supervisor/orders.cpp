@@ -52,11 +52,11 @@ void Orders::carry_out(const membership::StartGroup& action) {
   begin.epoch_key[1] = group.epoch_key.low;
   begin.shape = group.shape;
   abi::set_text(begin.name, group.label.name.data(), group.label.name.size());
-  rooms_.fleet.send(device, abi::LinkType::kGroupBegin, begin);
+  rooms_.fleet[device].send(abi::LinkType::kGroupBegin, begin);
   for (const membership::RankDescription& rank : group.ranks) send_rank(action.engine, begin.group_id, rank);
   for (const membership::MemberDescription& member : group.members)
     send_member(device, begin.group_id, member);
-  rooms_.fleet.send(device, abi::LinkType::kGroupCommit, abi::GroupRef{begin.group_id});
+  rooms_.fleet[device].send(abi::LinkType::kGroupCommit, abi::GroupRef{begin.group_id});
 }
 
 void Orders::send_far_engine(std::uint32_t device, const membership::FarEngine& far) {
@@ -66,7 +66,7 @@ void Orders::send_far_engine(std::uint32_t device, const membership::FarEngine& 
   abi::set_text(message.node_name, far.node.data(), far.node.size());
   message.address_bytes = static_cast<std::uint32_t>(std::min(far.address.size(), sizeof(message.address)));
   std::memcpy(message.address, far.address.data(), message.address_bytes);
-  rooms_.fleet.send(device, abi::LinkType::kFarEngine, message);
+  rooms_.fleet[device].send(abi::LinkType::kFarEngine, message);
 }
 
 void Orders::carry_out(const membership::SendFarEngine& action) {
@@ -76,30 +76,30 @@ void Orders::carry_out(const membership::SendFarEngine& action) {
 void Orders::send_rank(membership::EngineId to, std::uint64_t group_id,
                        const membership::RankDescription& rank) {
   if (rank.active_since != 0 && rank.engine.node != to.node) {
-    rooms_.fleet.send(
-        to.device, abi::LinkType::kGroupRank,
+    rooms_.fleet[to.device].send(
+        abi::LinkType::kGroupRank,
         abi::GroupRank{group_id, rank.rank, rank.engine.device, rank.active_since, 0, rank.engine.node, {}});
     return;
   }
   const MemberArenas* arenas = rooms_.memory.find(group_id, rank.rank);
   if (rank.active_since == 0 || arenas == nullptr) {
-    rooms_.fleet.send(to.device, abi::LinkType::kGroupRank, abi::GroupRank{group_id, rank.rank, 0, 0});
+    rooms_.fleet[to.device].send(abi::LinkType::kGroupRank, abi::GroupRank{group_id, rank.rank, 0, 0});
     return;
   }
   const std::uint32_t its_device = rank.engine.device;
-  std::vector<int> fds = {arenas->user.get(), arenas->exchange.get(), rooms_.fleet.bell_fd(its_device),
-                          rooms_.fleet.page_fd(its_device)};
+  std::vector<int> fds = {arenas->user.get(), arenas->exchange.get(), rooms_.fleet[its_device].bell_fd(),
+                          rooms_.fleet[its_device].page_fd()};
   if (arenas->wanted.memory != nullptr) {
     for (const UniqueFd& fd : *arenas->wanted.memory) fds.push_back(fd.get());
   }
-  rooms_.fleet.send(to.device, abi::LinkType::kGroupRank,
-                    abi::GroupRank{group_id, rank.rank, its_device, rank.active_since,
-                                   rank.engine == to ? 1u : 0u, to.node, arenas->wanted.bindings},
-                    fds);
+  rooms_.fleet[to.device].send(abi::LinkType::kGroupRank,
+                               abi::GroupRank{group_id, rank.rank, its_device, rank.active_since,
+                                              rank.engine == to ? 1u : 0u, to.node, arenas->wanted.bindings},
+                               fds);
   for (const auto& [number, mapped] : arenas->mapped) {
-    rooms_.fleet.send(to.device, abi::LinkType::kMapMemory,
-                      abi::GroupMemory{group_id, rank.rank, rank.engine == to ? 1u : 0u, mapped.range},
-                      mapped.fds());
+    rooms_.fleet[to.device].send(
+        abi::LinkType::kMapMemory,
+        abi::GroupMemory{group_id, rank.rank, rank.engine == to ? 1u : 0u, mapped.range}, mapped.fds());
   }
 }
 
@@ -108,8 +108,8 @@ void Orders::send_member(std::uint32_t device, std::uint64_t group_id,
   const MemberArenas* arenas = rooms_.memory.find(group_id, member.rank);
   if (arenas == nullptr) return;
   const std::vector<int> fds = {arenas->board.get(), arenas->results.get()};
-  rooms_.fleet.send(
-      device, abi::LinkType::kGroupMember,
+  rooms_.fleet[device].send(
+      abi::LinkType::kGroupMember,
       abi::GroupMember{group_id, member.session.number, member.rank, member.member, member.first_index}, fds);
 }
 
@@ -122,7 +122,7 @@ void Orders::carry_out(const membership::SendMember& action) {
 }
 
 void Orders::carry_out(const membership::SendStopMember& action) {
-  rooms_.fleet.send(action.engine.device, abi::LinkType::kStopMember, action.message);
+  rooms_.fleet[action.engine.device].send(abi::LinkType::kStopMember, action.message);
 }
 
 // Not once for each engine, and not again for a fatal break that follows from another.
@@ -149,11 +149,11 @@ void Orders::tell_break(const membership::GroupLabel& group, const abi::Break& m
 
 void Orders::carry_out(const membership::SendBreak& action) {
   tell_break(action.group, action.message, action.orderly);
-  rooms_.fleet.send(action.engine.device, abi::LinkType::kBreak, action.message);
+  rooms_.fleet[action.engine.device].send(abi::LinkType::kBreak, action.message);
 }
 
 void Orders::carry_out(const membership::SendRelease& action) {
-  rooms_.fleet.send(action.engine.device, abi::LinkType::kRelease, action.message);
+  rooms_.fleet[action.engine.device].send(abi::LinkType::kRelease, action.message);
 }
 
 void Orders::carry_out(const membership::SendResume& action) {
@@ -169,11 +169,11 @@ void Orders::carry_out(const membership::SendResume& action) {
   abi::Resume message = action.message;
   message.epoch_key[0] = action.epoch_key.high;
   message.epoch_key[1] = action.epoch_key.low;
-  rooms_.fleet.send(action.engine.device, abi::LinkType::kResume, message);
+  rooms_.fleet[action.engine.device].send(abi::LinkType::kResume, message);
 }
 
 void Orders::carry_out(const membership::SendRemoveGroup& action) {
-  rooms_.fleet.send(action.engine.device, abi::LinkType::kRemoveGroup, action.message);
+  rooms_.fleet[action.engine.device].send(abi::LinkType::kRemoveGroup, action.message);
 }
 
 void Orders::carry_out(const membership::CloseStreams& action) {
@@ -183,12 +183,12 @@ void Orders::carry_out(const membership::CloseStreams& action) {
   }
   const MemberArenas* arenas = rooms_.memory.find(action.group_id, action.rank);
   if (arenas == nullptr) return;
-  rooms_.fleet.send(action.engine.device, abi::LinkType::kCloseStreams, arenas->streams(),
-                    {arenas->user.get()});
+  rooms_.fleet[action.engine.device].send(abi::LinkType::kCloseStreams, arenas->streams(),
+                                          {arenas->user.get()});
 }
 
 void Orders::carry_out(const membership::KillEngine& action) {
-  rooms_.fleet.kill_unless_stopped(action.engine.device, action.text);
+  rooms_.fleet[action.engine.device].kill_unless_stopped(action.text);
 }
 
 // The answer is given in the same turn: on one node a rank that joins counts at once.

@@ -45,7 +45,7 @@ class Orders {
   template <typename T>
   void send(std::uint32_t device, abi::LinkType type, const T& body, const FdList& fds = {}) {
     carry_out_all();
-    rooms_.fleet.send(device, type, body, fds);
+    rooms_.fleet[device].send(type, body, fds);
   }
   void add_session(const session::Session& session);
   // Tells operators of a break, once for each. `orderly`: nothing went wrong.

@@ -41,8 +41,8 @@ void Removals::tick() {
       if (removal.due_ns > now) continue;
       // For an engine that is stopped or dying.
       removal.due_ns = now + std::uint64_t{rooms_.config->engine_ack_ms} * kMsNs;
-      rooms_.fleet.kill_unless_stopped(device,
-                                       "session " + std::to_string(session) + " was not removed in time");
+      rooms_.fleet[device].kill_unless_stopped("session " + std::to_string(session) +
+                                               " was not removed in time");
     }
   }
 }

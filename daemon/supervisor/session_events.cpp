@@ -39,14 +39,14 @@ Quota SessionEvents::max_sessions_of(const PeerIdentity& peer) {
 }
 
 Status SessionEvents::may_use_device(const PeerIdentity& peer, std::uint32_t device) {
-  if (Status status = rooms_.config->access.may_use_device(caller_of(peer), rooms_.fleet.name(device));
+  if (Status status = rooms_.config->access.may_use_device(caller_of(peer), rooms_.fleet[device].name());
       !status.ok())
     return status;
-  if (rooms_.fleet.state(device) != DeviceState::kFailed) return {};
-  return internal_error(rooms_.fleet.name(device) +
+  if (rooms_.fleet[device].state() != DeviceState::kFailed) return {};
+  return internal_error(rooms_.fleet[device].name() +
                         " has failed: its engine died too often; see the daemon's log. An operator "
                         "starts it again with: epctl restart device " +
-                        rooms_.fleet.name(device));
+                        rooms_.fleet[device].name());
 }
 
 std::uint64_t SessionEvents::ending_sessions(std::uint32_t uid) const {
@@ -54,7 +54,7 @@ std::uint64_t SessionEvents::ending_sessions(std::uint32_t uid) const {
 }
 
 int SessionEvents::engine_bell(std::uint32_t device) const {
-  return rooms_.fleet.bell_fd(device);
+  return rooms_.fleet[device].bell_fd();
 }
 
 void SessionEvents::session_opened(const Session& session) {
@@ -71,7 +71,7 @@ void SessionEvents::session_closed(Session session, const std::string& how) {
       local(session.id), named ? how + " (program " + session.peer.program + ")" : how});
   parts_.orders.carry_out_all();
   rooms_.memory.session_closed(session.id);
-  if (!rooms_.fleet.is_ready(session.device)) return;
+  if (!rooms_.fleet[session.device].is_ready()) return;
   parts_.orders.send(session.device, abi::LinkType::kRemoveSession, abi::SessionRef{session.id});
   parts_.removals.add(std::move(session));
 }
