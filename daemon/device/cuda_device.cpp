@@ -179,10 +179,10 @@ Status CudaDevice::start(std::uint32_t max_sms) {
   if (!probe.ok()) return {probe.status().code(), name_ + ": " + probe.status().message()};
   probe_ = std::move(*probe);
   CUdeviceptr credits = 0;
-  result = driver_.cuMemAlloc(&credits, sizeof(kernels::cuda::SmCredits));
+  result = driver_.cuMemAlloc(&credits, sizeof(kernels::SmCredits));
   if (result != CUDA_SUCCESS) return failed("cuMemAlloc", result);
   shares_.open(max_sms, credits, control_);
-  const kernels::cuda::SmCredits none{0, 0};
+  const kernels::SmCredits none{0, 0};
   write(shares_.credits(), &none, sizeof(none));
   return {};
 }

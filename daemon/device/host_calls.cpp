@@ -8,7 +8,7 @@
 
 namespace epd::device {
 
-using namespace kernels::cuda;  // NOLINT: calls are described there
+using namespace kernels;  // NOLINT: calls are described there
 
 namespace {
 
@@ -134,7 +134,7 @@ bool HostCalls::take() {
 
 void HostCalls::begin(const abi::PackedCall& packed, const abi::Call& call) {
   packed_ = packed;
-  call_ = kernels::cuda::take(state_, shape_.limits.depth, kByHost, call, routes_[call.route]);
+  call_ = kernels::take(state_, shape_.limits.depth, kByHost, call, routes_[call.route]);
   ++state_.index;
   ++state_.journal;
   state_.results = call_.writing;

@@ -34,7 +34,7 @@ class HostCalls final : public CallPort, private OperationPeers {
   bool stopped() override { return !takes(); }
   void resume(const Start& start) override;
   bool resumed() override { return takes(); }
-  const kernels::cuda::JournalEntry* front() const override {
+  const kernels::JournalEntry* front() const override {
     return journal_.empty() ? nullptr : &journal_.front().entry;
   }
   void pop() override { journal_.pop_front(); }
@@ -51,12 +51,12 @@ class HostCalls final : public CallPort, private OperationPeers {
 
  private:
   struct Ended {
-    kernels::cuda::JournalEntry entry;
+    kernels::JournalEntry entry;
     std::string waited_for;
   };
 
   // OperationPeers
-  kernels::cuda::Peer peer(std::uint32_t rank) const override;
+  kernels::Peer peer(std::uint32_t rank) const override;
   std::span<const std::uint8_t> masked() const override { return layout_.group->masked(); }
   RoutedRows routed_rows(std::uint32_t rank, std::uint64_t routing) const override;
   bool holds_rows(std::uint32_t rank, std::uint64_t routing) const override {
@@ -71,24 +71,23 @@ class HostCalls final : public CallPort, private OperationPeers {
   abi::PackedCall next() const;
   bool take();
   void begin(const abi::PackedCall& packed, const abi::Call& call);
-  void end_unrun(const abi::PackedCall& packed, const abi::Call& call,
-                 const kernels::cuda::Judgement& judgement);
+  void end_unrun(const abi::PackedCall& packed, const abi::Call& call, const kernels::Judgement& judgement);
   bool tell_news();
   void tell_counts();
   void expire();
-  void conclude(kernels::cuda::OpResult result);
+  void conclude(kernels::OpResult result);
   std::uint32_t count_lost() const;
-  void publish_end(const abi::Call& call, abi::CallEnding ending, const kernels::cuda::OpResult& result,
+  void publish_end(const abi::Call& call, abi::CallEnding ending, const kernels::OpResult& result,
                    std::uint32_t writing, std::uint64_t index);
-  void note(const abi::PackedCall& packed, const kernels::cuda::OpResult& result, std::uint64_t index);
+  void note(const abi::PackedCall& packed, const kernels::OpResult& result, std::uint64_t index);
 
   const LaneShape shape_;
   const Needs needs_;
   Layout layout_;
-  kernels::cuda::CallState state_{};  // words of kernels alone are not used
-  std::vector<kernels::cuda::RouteState> routes_;
-  kernels::cuda::GroupView view_;
-  std::vector<kernels::cuda::PeerView> peers_;
+  kernels::CallState state_{};  // words of kernels alone are not used
+  std::vector<kernels::RouteState> routes_;
+  kernels::GroupView view_;
+  std::vector<kernels::PeerView> peers_;
   std::deque<Ended> journal_;
   bool looked_ = false;
   Ring ring_{};
@@ -96,7 +95,7 @@ class HostCalls final : public CallPort, private OperationPeers {
   // Of the call that runs.
   std::optional<HostOperation> running_;
   abi::PackedCall packed_{};
-  kernels::cuda::TakenCall call_{};
+  kernels::TakenCall call_{};
   std::uint64_t begun_ns_ = 0;
   std::uint64_t deadline_ns_ = 0;
   bool counted_ = false;  // and published

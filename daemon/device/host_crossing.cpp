@@ -14,7 +14,7 @@ using far::Drop;
 
 namespace {
 
-kernels::FarShape far_shape(const kernels::cuda::Shape& s, bool crc) {
+kernels::FarShape far_shape(const kernels::Shape& s, bool crc) {
   kernels::FarShape shape;
   shape.format = s.format;
   shape.num_ranks = s.num_ranks;
@@ -121,7 +121,7 @@ Drop HostCrossing::receive_announcement(const Arrival& arrival, std::size_t inde
     return Drop::kContent;
   const std::size_t row = source.rank;
   for (const std::uint32_t rank : ranks) {
-    const kernels::cuda::Peer peer = needs_.peers.peer(rank);
+    const kernels::Peer peer = needs_.peers.peer(rank);
     if (makes_routing && kernels::scatter_far_counts(shape_, arrival.body.data + sizeof(said), op.num_tokens,
                                                      ranks, peer.rank_counts + row * shape_.num_ranks,
                                                      peer.expert_counts + row * shape_.num_experts()))

@@ -36,8 +36,8 @@ class HostCrossing final : private far::Receiver {
   // All of it must outlive the crossing.
   struct Needs {
     far::FarGroup& group;
-    const kernels::cuda::Operation& op;
-    kernels::cuda::Kind kind;
+    const kernels::Operation& op;
+    kernels::Kind kind;
     const OperationPeers& peers;
     Share share;
   };
@@ -116,7 +116,7 @@ class HostCrossing final : private far::Receiver {
   far::Drop receive_batch(const far::Arrival& arrival, Source& source) const;
   far::Drop receive_sums(const far::Arrival& arrival);
 
-  bool is_dispatch() const { return needs_.kind == kernels::cuda::Kind::kDispatch; }
+  bool is_dispatch() const { return needs_.kind == kernels::Kind::kDispatch; }
   bool routes() const { return is_dispatch() && !needs_.op.cached; }
   bool returns_weights(std::uint32_t flags) const;
   std::uint64_t tag() const { return needs_.op.tag; }

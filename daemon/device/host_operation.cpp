@@ -10,10 +10,10 @@
 namespace epd::device {
 
 using abi::OpStage;
-using kernels::cuda::Kind;
-using kernels::cuda::Operation;
-using kernels::cuda::OpResult;
-using kernels::cuda::Peer;
+using kernels::Kind;
+using kernels::Operation;
+using kernels::OpResult;
+using kernels::Peer;
 
 namespace {
 
@@ -26,7 +26,7 @@ constexpr std::uint32_t kRanks = 64;
 
 }  // namespace
 
-OpResult ending(kernels::cuda::OpError error, std::int32_t failed_rank) {
+OpResult ending(kernels::OpError error, std::int32_t failed_rank) {
   OpResult result{};
   result.error = error;
   result.failed_rank = failed_rank;
@@ -64,7 +64,7 @@ HostOperation::~HostOperation() {
 }
 
 kernels::PlacementRules HostOperation::rules() const {
-  const kernels::cuda::Shape& s = op_.shape;
+  const kernels::Shape& s = op_.shape;
   return {s.num_ranks,       s.num_experts,
           s.per_expert,      s.expert_blocks,
           s.expert_capacity, s.alignment,
@@ -184,7 +184,7 @@ void HostOperation::abort() {
 // ---- planning
 
 void HostOperation::begin_new() {
-  const kernels::cuda::Shape& s = op_.shape;
+  const kernels::Shape& s = op_.shape;
   plan_ = plans_.renew(record_);
   planner_.emplace(kernels::RoutingInput{op_.topk_idx, s.index64, s.per_expert, op_.num_tokens, s.topk,
                                          s.num_ranks, s.num_experts, peers_.masked()},
@@ -193,7 +193,7 @@ void HostOperation::begin_new() {
 
 // Finds the plan in memory, or makes it from the routing's record.
 void HostOperation::begin_known() {
-  const kernels::cuda::Shape& s = op_.shape;
+  const kernels::Shape& s = op_.shape;
   const std::uint64_t tag = op_.announcement.routing;
   if (!uses_nothing() && (plan_ = plans_.find(record_, tag)) != nullptr) {
     planned();
@@ -417,7 +417,7 @@ void HostOperation::start_fill() {
 Peer HostOperation::placed(std::uint32_t rank) const {
   Peer peer = peers_.peer(rank);
   if (op_.memories != nullptr && rank != op_.rank)
-    kernels::cuda::take_place(op_, rank, own_.announcement[rank].place, peer);
+    kernels::take_place(op_, rank, own_.announcement[rank].place, peer);
   return peer;
 }
 

@@ -32,7 +32,7 @@
 namespace epd::device {
 
 // The result of an operation that has failed.
-kernels::cuda::OpResult ending(kernels::cuda::OpError error, std::int32_t failed_rank);
+kernels::OpResult ending(kernels::OpError error, std::int32_t failed_rank);
 
 class HostOperation final : public OperationInFlight {
  public:
@@ -46,7 +46,7 @@ class HostOperation final : public OperationInFlight {
     abi::RankWaits waits{};        // where it counts what it waits for
   };
   // `kind` is a dispatch or a combine.
-  HostOperation(kernels::cuda::Kind kind, const kernels::cuda::Operation& op, const Needs& needs);
+  HostOperation(kernels::Kind kind, const kernels::Operation& op, const Needs& needs);
   ~HostOperation() override;
 
   // Does one short piece of work on the calling thread. False: the operation waits, or has ended. What it
@@ -69,7 +69,7 @@ class HostOperation final : public OperationInFlight {
   bool sent() { return sent_ && (crossing_ == nullptr || crossing_->sent()); }
   bool ended() { return ended_; }
   const kernels::Placement& counts() { return plan_->placement; }
-  const kernels::cuda::OpResult& result() const { return result_; }
+  const kernels::OpResult& result() const { return result_; }
   // Selections, in the routing that it used, of ranks that have been lost since. `ranks`: [R] not 0 for
   // these.
   std::uint32_t count_selections(std::span<const std::uint8_t> ranks) const;
@@ -80,7 +80,7 @@ class HostOperation final : public OperationInFlight {
   const HostPlan& plan() const { return *plan_; }
 
  private:
-  using OpError = kernels::cuda::OpError;
+  using OpError = kernels::OpError;
 
   // What the next step does. A stage has several parts.
   enum class Part {
@@ -96,7 +96,7 @@ class HostOperation final : public OperationInFlight {
     kAwaitArrived,
   };
 
-  bool is_dispatch() const { return kind_ == kernels::cuda::Kind::kDispatch; }
+  bool is_dispatch() const { return kind_ == kernels::Kind::kDispatch; }
   // Whether this operation itself reaches the rank.
   bool reaches(std::uint32_t rank) const {
     return peers_.active(rank) && (crossing_ == nullptr || crossing_->near()[rank] != 0);
@@ -110,7 +110,7 @@ class HostOperation final : public OperationInFlight {
   bool scan(const abi::SignalLine* lines);
   void count_waits(std::uint32_t end);
   bool next(Part part);
-  void end(const kernels::cuda::OpResult& result);
+  void end(const kernels::OpResult& result);
 
   void begin_new();
   void begin_known();
@@ -130,15 +130,15 @@ class HostOperation final : public OperationInFlight {
   bool start();
   void deliver_counts();
   void start_fill();
-  kernels::cuda::Peer placed(std::uint32_t rank) const;
+  kernels::Peer placed(std::uint32_t rank) const;
   void start_dispatch();
   void start_combine();
   bool move();
   bool arrive();
   bool wait_arrived();
 
-  const kernels::cuda::Kind kind_;
-  const kernels::cuda::Operation op_;
+  const kernels::Kind kind_;
+  const kernels::Operation op_;
   const OperationPeers& peers_;
   HostPlans& plans_;
   const std::uint32_t record_;
@@ -146,7 +146,7 @@ class HostOperation final : public OperationInFlight {
   const std::uint32_t sum_ranks_;
   const std::uint32_t ranks_;
   const std::uint32_t experts_;  // of one rank
-  const kernels::cuda::Peer own_;
+  const kernels::Peer own_;
   HostWaits waits_;
   Part part_ = Part::kPlan;
   std::uint32_t scanned_ = 0;  // ranks below this one were seen ready (or arrived)
@@ -166,7 +166,7 @@ class HostOperation final : public OperationInFlight {
   std::vector<kernels::RowRange> unfilled_;
   std::deque<std::unique_ptr<RowWork>> works_;  // of the stage moving: work that has not ended
   std::unique_ptr<HostCrossing> crossing_;      // until it has ended; null if all ranks are on this node
-  kernels::cuda::OpResult result_{};
+  kernels::OpResult result_{};
 };
 
 }  // namespace epd::device

@@ -2,7 +2,7 @@
 // these threads counts as an SM. The loop is the first.
 #pragma once
 
-#include "kernels/operations.h"
+#include "kernels/rows.h"
 
 #include <atomic>
 #include <condition_variable>

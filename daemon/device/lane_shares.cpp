@@ -67,9 +67,8 @@ std::uint32_t LaneShares::guaranteed(const WorkerLane& lane) const {
 // device spares (kSpareSms) cover that.
 void LaneShares::apply() {
   const std::uint32_t limit = sms_ - std::min(sms_, all_guaranteed());
-  cuda_must(
-      driver_, "cuStreamWriteValue32",
-      driver_.cuStreamWriteValue32(control_, credits_ + offsetof(kernels::cuda::SmCredits, limit), limit, 0));
+  cuda_must(driver_, "cuStreamWriteValue32",
+            driver_.cuStreamWriteValue32(control_, credits_ + offsetof(kernels::SmCredits, limit), limit, 0));
   for (WorkerLane* lane : lanes_) lane->follow_share();
 }
 

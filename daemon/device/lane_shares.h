@@ -18,7 +18,7 @@ class LaneShares {
   explicit LaneShares(const CudaDriver& driver) : driver_(driver) {}
 
   // `max_sms`: that lanes may use at most, and do at first. `credits`: memory of the device for
-  // kernels::cuda::SmCredits. Words are written by `control`.
+  // kernels::SmCredits. Words are written by `control`.
   void open(std::uint32_t max_sms, CUdeviceptr credits, CUstream control);
   void add(WorkerLane* lane);
   void remove(WorkerLane* lane);
@@ -33,7 +33,7 @@ class LaneShares {
   std::uint32_t sms() const { return sms_; }
   // SMs that the lane may always use.
   std::uint32_t guaranteed(const WorkerLane& lane) const;
-  kernels::cuda::SmCredits* credits() const { return reinterpret_cast<kernels::cuda::SmCredits*>(credits_); }
+  kernels::SmCredits* credits() const { return reinterpret_cast<kernels::SmCredits*>(credits_); }
 
  private:
   std::uint32_t all_guaranteed() const;

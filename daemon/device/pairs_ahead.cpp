@@ -19,7 +19,7 @@ constexpr std::uint64_t kAnyBell = 0x00000001'00000001;
 
 Result<std::unique_ptr<PairsAhead>> PairsAhead::make(const CudaDriver& driver, CUstream stream,
                                                      const PairKernels& kernels,
-                                                     const kernels::cuda::WorkerArguments& arguments) {
+                                                     const kernels::WorkerArguments& arguments) {
   std::unique_ptr<PairsAhead> pairs(new PairsAhead(driver, stream, kernels, arguments));
   for (CUevent& event : pairs->events_) {
     const CUresult result = driver.cuEventCreate(&event, CU_EVENT_BLOCKING_SYNC | CU_EVENT_DISABLE_TIMING);
@@ -92,7 +92,7 @@ bool PairsAhead::enqueue_pair() {
     return false;
   arguments_.ctas = ctas_.load(std::memory_order_relaxed);
   arguments_.asked_sms = asked_.load(std::memory_order_relaxed);
-  arguments_.number += kernels::cuda::kWorksOfPair;
+  arguments_.number += kernels::kWorksOfPair;
   void* parameters[] = {&arguments_};
   if (!went_well("cuLaunchKernel",
                  driver_.cuLaunchKernel(reinterpret_cast<CUfunction>(kernels_.gate), 1, 1, 1,
@@ -104,7 +104,7 @@ bool PairsAhead::enqueue_pair() {
   CUlaunchConfig config{};
   config.gridDimX = arguments_.ctas;
   config.gridDimY = config.gridDimZ = 1;
-  config.blockDimX = kernels::cuda::kMaxThreads;
+  config.blockDimX = kernels::kMaxThreads;
   config.blockDimY = config.blockDimZ = 1;
   config.sharedMemBytes = kernels_.main_shared_bytes;
   config.hStream = stream_;

@@ -28,7 +28,7 @@ class PairsAhead {
   // The stream must outlive it. INTERNAL: the driver gives no events, or the system no thread.
   static Result<std::unique_ptr<PairsAhead>> make(const CudaDriver& driver, CUstream stream,
                                                   const PairKernels& kernels,
-                                                  const kernels::cuda::WorkerArguments& arguments);
+                                                  const kernels::WorkerArguments& arguments);
   // After end(), when the stream has run all pairs.
   ~PairsAhead();
   PairsAhead(const PairsAhead&) = delete;
@@ -54,7 +54,7 @@ class PairsAhead {
 
  private:
   PairsAhead(const CudaDriver& driver, CUstream stream, const PairKernels& kernels,
-             const kernels::cuda::WorkerArguments& arguments)
+             const kernels::WorkerArguments& arguments)
       : driver_(driver), stream_(stream), kernels_(kernels), arguments_(arguments) {}
 
   void run();
@@ -66,7 +66,7 @@ class PairsAhead {
   const CudaDriver& driver_;
   const CUstream stream_;
   const PairKernels kernels_;
-  kernels::cuda::WorkerArguments arguments_;
+  kernels::WorkerArguments arguments_;
   std::atomic<std::uint32_t> ctas_{1};
   std::atomic<std::uint32_t> asked_{0};
   std::atomic<bool> ends_{false};

@@ -12,24 +12,24 @@
 
 namespace epd::device {
 
-using kernels::cuda::Bells;
-using kernels::cuda::CallArguments;
-using kernels::cuda::CallHost;
-using kernels::cuda::CallStart;
-using kernels::cuda::CallState;
-using kernels::cuda::DeviceView;
-using kernels::cuda::division_kind;
-using kernels::cuda::GroupView;
-using kernels::cuda::JournalEntry;
-using kernels::cuda::kDivisionKinds;
-using kernels::cuda::Kind;
-using kernels::cuda::kJournalEntries;
-using kernels::cuda::MemoryTable;
-using kernels::cuda::Operation;
-using kernels::cuda::ResultRuns;
-using kernels::cuda::RouteState;
-using kernels::cuda::WorkDivision;
-using kernels::cuda::WorkerArguments;
+using kernels::Bells;
+using kernels::CallArguments;
+using kernels::CallHost;
+using kernels::CallStart;
+using kernels::CallState;
+using kernels::DeviceView;
+using kernels::division_kind;
+using kernels::GroupView;
+using kernels::JournalEntry;
+using kernels::kDivisionKinds;
+using kernels::Kind;
+using kernels::kJournalEntries;
+using kernels::MemoryTable;
+using kernels::Operation;
+using kernels::ResultRuns;
+using kernels::RouteState;
+using kernels::WorkDivision;
+using kernels::WorkerArguments;
 
 namespace {
 
@@ -76,10 +76,10 @@ void WorkerCalls::open(const Layout& layout) {
   write_divisions();
   write_results();
   lane_.follow_share();
-  std::uint32_t sequence[kernels::cuda::kCallRings] = {};
-  lane_.device_.read(&sequence[kernels::cuda::kByStreams], layout.words + offsetof(abi::CallWords, done),
+  std::uint32_t sequence[kernels::kCallRings] = {};
+  lane_.device_.read(&sequence[kernels::kByStreams], layout.words + offsetof(abi::CallWords, done),
                      sizeof(std::uint32_t));
-  sequence[kernels::cuda::kByHost] = host_ended();
+  sequence[kernels::kByHost] = host_ended();
   // This write waits for the stream. So kernels that another stream starts later see all that it has written.
   lane_.device_.write(lane_.on_device()->calls.sequence, sequence, sizeof(sequence));
   lane_.start_pairs();
@@ -209,7 +209,7 @@ bool WorkerCalls::settled() {
     return false;
   // A look that was begun before the last change is over by now, and is not used.
   settled_ = std::exchange(door_looking_, false) && looked_at_change_ == changes_ &&
-             kernels::cuda::nothing_runs(look.door[0]);
+             kernels::nothing_runs(look.door[0]);
   if (settled_) return true;
   door_looking_ = true;
   looked_at_change_ = changes_;
@@ -350,9 +350,9 @@ void WorkerCalls::ring_if_calls_stand(const Ring& now) {
   const std::uint32_t next[] = {now.done, now.host_ended};
   const abi::PackedCall* const calls[] = {now.calls, now.host_calls};
   bool stand = false;
-  for (std::uint32_t ring = 0; ring < kernels::cuda::kCallRings; ++ring) {
+  for (std::uint32_t ring = 0; ring < kernels::kCallRings; ++ring) {
     const bool idle = std::exchange(ended_before_[ring], next[ring]) == next[ring];
-    stand = stand || (idle && kernels::cuda::is_there(calls[ring][next[ring] % abi::kCallSlots], next[ring]));
+    stand = stand || (idle && kernels::is_there(calls[ring][next[ring] % abi::kCallSlots], next[ring]));
   }
   if (stand) ring();
 }

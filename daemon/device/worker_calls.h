@@ -14,22 +14,22 @@ namespace epd::device {
 
 class WorkerLane;
 
-// A lane's memory on the device, without its workspace. kernels::cuda::RouteState[num_routes] and
+// A lane's memory on the device, without its workspace. kernels::RouteState[num_routes] and
 // WorkDivision[kDivisionKinds, SMs of the device] follow.
 struct LaneOnDevice {
-  kernels::cuda::LaneState lane;
-  alignas(64) kernels::cuda::CallState calls;
-  alignas(64) kernels::cuda::DeviceView view;
-  alignas(64) kernels::cuda::MemoryTable memories;
-  alignas(64) kernels::cuda::Bells bells;
-  alignas(64) kernels::cuda::ResultRuns runs[abi::kReplayedResults];
+  kernels::LaneState lane;
+  alignas(64) kernels::CallState calls;
+  alignas(64) kernels::DeviceView view;
+  alignas(64) kernels::MemoryTable memories;
+  alignas(64) kernels::Bells bells;
+  alignas(64) kernels::ResultRuns runs[abi::kReplayedResults];
 
   static std::size_t bytes(const LaneShape& shape, std::uint32_t max_sms);
 };
 
 // A lane's pinned memory on the host. RouteState[num_routes] follow.
 struct LaneOnHost {
-  kernels::cuda::CallHost calls;
+  kernels::CallHost calls;
   CallPort::Ring ring;        // a copy of the words of calls, and
   std::uint32_t ring_number;  // the number of the look that has copied them
   std::uint32_t door[2];      // a copy of the lane's door, and
@@ -52,7 +52,7 @@ class WorkerCalls final : public CallPort {
   void resume(const Start& start) override;
   void set_memory(std::uint32_t rank, std::uint32_t number, const abi::MappedMemory& memory) override;
   bool resumed() override;
-  const kernels::cuda::JournalEntry* front() const override;
+  const kernels::JournalEntry* front() const override;
   void pop() override;
   void look() override;
   const Ring* seen() override;
@@ -63,13 +63,13 @@ class WorkerCalls final : public CallPort {
   // While it drains, the stream empties by itself, and takes calls as long as it has pairs.
   void drain(bool drains);
   std::uint64_t last_end_ns() const { return last_end_ns_; }  // of a call, as the journal told
-  kernels::cuda::WorkerArguments arguments() const;
+  kernels::WorkerArguments arguments() const;
   const Layout& layout() const { return layout_; }
 
  private:
-  kernels::cuda::RouteState* routes() const;
-  kernels::cuda::WorkDivision* divisions() const;
-  void write_state(std::uint32_t kernels::cuda::CallState::*word, std::uint32_t value);
+  kernels::RouteState* routes() const;
+  kernels::WorkDivision* divisions() const;
+  void write_state(std::uint32_t kernels::CallState::*word, std::uint32_t value);
   void write_divisions() const;
   void write_results();
   void write_view(const Start& start) const;
@@ -100,7 +100,7 @@ class WorkerCalls final : public CallPort {
   std::uint32_t door_looks_ = 0;
   bool door_looking_ = false;
   bool settled_ = true;
-  std::uint32_t ended_before_[kernels::cuda::kCallRings] = {};  // at the last look at the rings
+  std::uint32_t ended_before_[kernels::kCallRings] = {};  // at the last look at the rings
 };
 
 }  // namespace epd::device

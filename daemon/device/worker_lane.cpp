@@ -5,7 +5,7 @@
 
 namespace epd::device {
 
-using kernels::cuda::Kind;
+using kernels::Kind;
 
 namespace {
 
@@ -48,7 +48,7 @@ WorkerLane::~WorkerLane() {
 // ---- memory
 
 // Whether an SM's shared memory has room for such operations, however many SMs one gets.
-bool WorkerLane::fits(const kernels::cuda::Shape& shape) const {
+bool WorkerLane::fits(const kernels::Shape& shape) const {
   Operation probe;
   probe.shape = shape;
   probe.inbox = shape_.inbox;

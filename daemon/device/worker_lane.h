@@ -35,9 +35,9 @@ class WorkerLane final : public Lane {
 
  private:
   friend class WorkerCalls;
-  using Operation = kernels::cuda::Operation;
+  using Operation = kernels::Operation;
 
-  bool fits(const kernels::cuda::Shape& shape) const;
+  bool fits(const kernels::Shape& shape) const;
   // The host only takes addresses in it.
   LaneOnDevice* on_device() const {
     return reinterpret_cast<LaneOnDevice*>(memory_.device + workspace_bytes_);

@@ -55,7 +55,7 @@ void CallViews::show_far_wait(const std::string& text) {
   }
 }
 
-void CallViews::show_breaking(kernels::cuda::CallRing ring, std::uint32_t number, std::uint64_t now_ns) {
+void CallViews::show_breaking(kernels::CallRing ring, std::uint32_t number, std::uint64_t now_ns) {
   std::erase_if(shown_, [ring, number](const Shown& shown) {
     const bool other = shown.ring != ring || shown.number != number;
     if (other) Page::release(shown.view);
@@ -64,7 +64,7 @@ void CallViews::show_breaking(kernels::cuda::CallRing ring, std::uint32_t number
   if (!shown_.empty()) Page::enter(shown_.front().view, OpStage::kBreaking, now_ns);
 }
 
-void CallViews::end_before(kernels::cuda::CallRing ring, std::uint32_t number) {
+void CallViews::end_before(kernels::CallRing ring, std::uint32_t number) {
   std::erase_if(shown_, [ring, number](const Shown& shown) {
     const bool ended =
         shown.ring == ring && static_cast<std::int32_t>(shown.number - number) < 0;  // the numbers are cyclic
@@ -79,7 +79,7 @@ void CallViews::clear() {
 }
 
 OpView* CallViews::claim(const Enqueued& enqueued, Page& page, std::uint64_t now_ns) const {
-  const auto of_host = static_cast<std::uint64_t>(enqueued.ring == kernels::cuda::kByHost);
+  const auto of_host = static_cast<std::uint64_t>(enqueued.ring == kernels::kByHost);
   OpView* const view = page.claim(
       enqueued.call, of_host << 63 | std::uint64_t{member_.number} << 32 | std::uint32_t{enqueued.number + 1},
       now_ns);

@@ -14,7 +14,7 @@ namespace epd::engine {
 class CallViews {
  public:
   struct Enqueued {
-    kernels::cuda::CallRing ring = kernels::cuda::kByStreams;
+    kernels::CallRing ring = kernels::kByStreams;
     std::uint32_t number = 0;
     std::uint64_t index = 0;  // of the operation in its group; for a noop that of the next operation
     abi::Call call;
@@ -34,15 +34,15 @@ class CallViews {
   // What it waits for of other nodes; "" if for nothing.
   void show_far_wait(const std::string& text);
   // The call has failed, and waits for the group to agree on what that means. Nothing else is shown.
-  void show_breaking(kernels::cuda::CallRing ring, std::uint32_t number, std::uint64_t now_ns);
+  void show_breaking(kernels::CallRing ring, std::uint32_t number, std::uint64_t now_ns);
   // Calls of the ring before this number have ended.
-  void end_before(kernels::cuda::CallRing ring, std::uint32_t number);
+  void end_before(kernels::CallRing ring, std::uint32_t number);
   void clear();
   bool empty() const { return shown_.empty(); }
 
  private:
   struct Shown {
-    kernels::cuda::CallRing ring = kernels::cuda::kByStreams;
+    kernels::CallRing ring = kernels::kByStreams;
     std::uint32_t number = 0;
     abi::OpView* view = nullptr;  // null: the page is full
     bool is_first = false;        // and its time counts

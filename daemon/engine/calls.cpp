@@ -13,11 +13,11 @@
 namespace epd::engine {
 
 using abi::Call;
-using kernels::cuda::CallRing;
-using kernels::cuda::kByHost;
-using kernels::cuda::kByStreams;
-using kernels::cuda::OpError;
-using kernels::cuda::RouteState;
+using kernels::CallRing;
+using kernels::kByHost;
+using kernels::kByStreams;
+using kernels::OpError;
+using kernels::RouteState;
 
 namespace {
 
@@ -233,7 +233,7 @@ void Calls::add_enqueued(CallRing ring, const abi::PackedCall (&calls)[abi::kCal
     const abi::PackedCall& packed = calls[number % abi::kCallSlots];
     const Call call = abi::unpack(packed);
     const bool comes =
-        call.number == number && kernels::cuda::is_whole(packed) && call.epoch == (group_.epoch & 0xff);
+        call.number == number && kernels::is_whole(packed) && call.epoch == (group_.epoch & 0xff);
     if (!comes || abi::bad_field(call.request(), abi::op_limits(group_.shape)) != abi::BadField::kNone) break;
     all.push_back({ring, number, index, call, timeout_of(call.timeout_ms)});
     if (call.op != abi::Op::kNoop) ++index;

@@ -15,7 +15,7 @@ namespace epd::engine {
 
 class Calls final : private device::CallGroup {
  public:
-  using JournalEntry = kernels::cuda::JournalEntry;
+  using JournalEntry = kernels::JournalEntry;
 
   // The member must have its lane and its memory. Halted at first.
   Calls(Member& member, device::Launcher& launcher);
@@ -79,9 +79,9 @@ class Calls final : private device::CallGroup {
   void ring_client() const override;
 
   std::uint32_t timeout_of(std::uint32_t own_ms) const { return own_ms != 0 ? own_ms : timeout_ms_; }
-  void note_ended(kernels::cuda::CallRing ring, std::uint32_t end);
+  void note_ended(kernels::CallRing ring, std::uint32_t end);
   std::vector<CallViews::Enqueued> enqueued(const device::CallPort::Ring& ring) const;
-  void add_enqueued(kernels::cuda::CallRing ring, const abi::PackedCall (&calls)[abi::kCallSlots],
+  void add_enqueued(kernels::CallRing ring, const abi::PackedCall (&calls)[abi::kCallSlots],
                     std::uint64_t& index, std::vector<CallViews::Enqueued>& all) const;
   void note_first(const std::vector<CallViews::Enqueued>& all, std::uint64_t now_ns);
   void show_running(std::uint64_t now_ns);
@@ -94,7 +94,7 @@ class Calls final : private device::CallGroup {
   device::CallPort& port_;
   std::uint32_t timeout_ms_ = 0;
   // For each ring, the calls that have ended, as far as the journal or a look has told.
-  std::optional<std::uint32_t> ended_[kernels::cuda::kCallRings];
+  std::optional<std::uint32_t> ended_[kernels::kCallRings];
   std::uint64_t next_look_ns_ = 0;
   std::uint64_t next_far_look_ns_ = 0;
   CallViews views_;

@@ -20,8 +20,8 @@ kernels::RowFormat row_format(const abi::GroupShape& s) {
   return format;
 }
 
-kernels::cuda::Shape device_shape(const abi::GroupShape& s) {
-  kernels::cuda::Shape shape;
+kernels::Shape device_shape(const abi::GroupShape& s) {
+  kernels::Shape shape;
   shape.num_ranks = s.num_ranks;
   shape.num_experts = s.num_experts;
   shape.topk = s.topk;
@@ -51,19 +51,19 @@ device::LaneShape lane_shape(const abi::GroupShape& shape, std::int32_t priority
   lane.limits = abi::op_limits(shape);
   lane.placement_words = static_cast<std::uint32_t>(abi::placement_words(shape));
   lane.priority = priority;
-  lane.inbox = kernels::cuda::inbox_of(shape);
+  lane.inbox = kernels::inbox_of(shape);
   lane.block_bytes = abi::ExchangeArenaLayout(shape).block_bytes;
   lane.kept_plans = abi::kept_routes(shape);
   lane.sum_ranks = shape.sum_ranks;
   return lane;
 }
 
-kernels::cuda::GroupView group_view(const Group& group, std::uint32_t rank) {
+kernels::GroupView group_view(const Group& group, std::uint32_t rank) {
   const GroupRankMemory& memory = group.ranks[rank];
-  kernels::cuda::GroupView view;
+  kernels::GroupView view;
   view.shape = device_shape(group.shape);
   set_more_formats(group.shape, view.more_formats);
-  view.inbox = kernels::cuda::inbox_of(group.shape);
+  view.inbox = kernels::inbox_of(group.shape);
   view.rank = rank;
   view.exchange_arena = reinterpret_cast<std::uint8_t*>(memory.exchange->bytes());
   view.exchange = group.exchange_layout;
@@ -92,21 +92,21 @@ std::uint32_t ranks_together(const Member& member) {
   return other_ranks(member, true);
 }
 
-kernels::cuda::GroupView epoch_view(const Member& member) {
-  kernels::cuda::GroupView view = member.view;
+kernels::GroupView epoch_view(const Member& member) {
+  kernels::GroupView view = member.view;
   view.together = ranks_together(member);
   view.others = other_ranks(member, false);
   return view;
 }
 
-std::vector<kernels::cuda::PeerView> peer_views(const Group& group) {
-  std::vector<kernels::cuda::PeerView> views;
+std::vector<kernels::PeerView> peer_views(const Group& group) {
+  std::vector<kernels::PeerView> views;
   for (const GroupRankMemory& rank : group.ranks) views.push_back(rank.view);
   return views;
 }
 
-kernels::cuda::MemoryTable memory_table(const Group& group) {
-  kernels::cuda::MemoryTable table;
+kernels::MemoryTable memory_table(const Group& group) {
+  kernels::MemoryTable table;
   for (std::uint32_t rank = 0; rank < group.shape.num_ranks; ++rank) {
     const auto& mapped = group.ranks[rank].mapped;
     std::transform(mapped.begin(), mapped.end(), table.of[rank], [](const auto& its) { return its.memory; });

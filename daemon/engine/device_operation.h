@@ -10,12 +10,12 @@ namespace epd::engine {
 
 device::LaneShape lane_shape(const abi::GroupShape& shape, std::int32_t priority);
 // The group as this rank sees it. The rank's memory must be mapped. The lane adds its workspace.
-kernels::cuda::GroupView group_view(const Group& group, std::uint32_t rank);
+kernels::GroupView group_view(const Group& group, std::uint32_t rank);
 // See GroupView::together.
 std::uint32_t ranks_together(const Member& member);
 // The rank's view, with `together` and `others`, and how it reaches each rank.
-kernels::cuda::GroupView epoch_view(const Member& member);
-std::vector<kernels::cuda::PeerView> peer_views(const Group& group);
-kernels::cuda::MemoryTable memory_table(const Group& group);
+kernels::GroupView epoch_view(const Member& member);
+std::vector<kernels::PeerView> peer_views(const Group& group);
+kernels::MemoryTable memory_table(const Group& group);
 
 }  // namespace epd::engine

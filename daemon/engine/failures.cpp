@@ -10,8 +10,8 @@
 namespace epd::engine {
 
 using device::Launcher;
-using kernels::cuda::OpError;
-using kernels::cuda::OpResult;
+using kernels::OpError;
+using kernels::OpResult;
 
 namespace {
 

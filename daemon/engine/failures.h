@@ -38,9 +38,8 @@ Failure changed_group_failure(const Subject& subject, const std::string& routing
 std::string awaited_text(const Group& group, std::uint32_t rank, std::uint64_t still_ms,
                          const std::string& else_text);
 // The failure that a device reports for an operation which it ran. `ended_after`: see above.
-Failure device_failure(const Subject& subject, device::Launcher& launcher,
-                       const kernels::cuda::OpResult& result, const std::string& ended_after,
-                       std::uint64_t now_ns);
+Failure device_failure(const Subject& subject, device::Launcher& launcher, const kernels::OpResult& result,
+                       const std::string& ended_after, std::uint64_t now_ns);
 
 // The block of this rank in its exchange arena.
 std::byte* own_block(const Member& member, std::uint64_t index);

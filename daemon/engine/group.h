@@ -37,13 +37,13 @@ struct GroupRankMemory {
   std::uint32_t device_index = 0;
 
   // How the device's operations reach the rank; empty while it is inactive.
-  kernels::cuda::PeerView view;
+  kernels::PeerView view;
 
   // Called once the memory is mapped. The bindings' `memory` must be at most client.size().
   void place_regions(const abi::GroupShape& shape, const abi::Bindings& bindings);
   void set_active(std::uint64_t since);  // 0: inactive
   // The only function that knows where a region lies.
-  const kernels::cuda::RegionPlace& region(abi::Region region) const {
+  const kernels::RegionPlace& region(abi::Region region) const {
     return places_[static_cast<std::size_t>(region)];
   }
   std::byte* at(std::uint32_t slot, abi::Region region) const {
@@ -54,7 +54,7 @@ struct GroupRankMemory {
 
  private:
   abi::UserArenaLayout layout_{abi::GroupShape{1, 1, 1, 128, 1, 1, {}, {}, {}}};
-  std::array<kernels::cuda::RegionPlace, abi::kNumRegions> places_{};
+  std::array<kernels::RegionPlace, abi::kNumRegions> places_{};
 };
 
 // An engine to ring. Ranks and groups share it.
@@ -97,7 +97,7 @@ class Member {
   std::uint64_t next_number = 0;           // of the first operation that has not completed
   std::uint64_t failed_from = kNoFailure;  // the lowest that failed in this epoch and is to be repeated
   std::unique_ptr<device::Lane> lane;      // null: it could not be opened, or the group was lost
-  kernels::cuda::GroupView view;           // filled in if the lane is present
+  kernels::GroupView view;                 // filled in if the lane is present
   std::shared_ptr<device::Arena> results;  // abi::Results
   std::unique_ptr<Calls> calls;            // present if the lane is
   Statistics statistics;

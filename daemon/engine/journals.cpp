@@ -9,7 +9,7 @@
 
 namespace epd::engine {
 
-using kernels::cuda::OpError;
+using kernels::OpError;
 
 namespace {
 
@@ -40,7 +40,7 @@ bool Journals::read(Member& member) {
   if (member.calls == nullptr) return false;
   Calls& calls = *member.calls;
   bool progress = false;
-  while (const kernels::cuda::JournalEntry* entry = calls.front()) {
+  while (const kernels::JournalEntry* entry = calls.front()) {
     calls.last_end_ns = clock_.round_ns();
     read_entry(member, *entry);
     calls.pop(clock_.round_ns());
@@ -55,7 +55,7 @@ bool Journals::read(Member& member) {
   return progress;
 }
 
-void Journals::read_entry(Member& member, const kernels::cuda::JournalEntry& entry) {
+void Journals::read_entry(Member& member, const kernels::JournalEntry& entry) {
   Calls& calls = *member.calls;
   if (const std::string why = calls.illegal(entry); !why.empty()) {
     if (member.session != nullptr && !member.session->ended()) sessions_.end(*member.session, why);
@@ -85,7 +85,7 @@ void Journals::read_entry(Member& member, const kernels::cuda::JournalEntry& ent
 
 // A call is aborted only because its group breaks or ends, or its rank does. It fails even if every rank has
 // completed it: its stream has continued, perhaps without the last rows.
-StatusCode Journals::fail_call(Member& member, const kernels::cuda::JournalEntry& entry) {
+StatusCode Journals::fail_call(Member& member, const kernels::JournalEntry& entry) {
   const abi::Op op = abi::unpack(entry.call).op;
   if (op == abi::Op::kNoop) return StatusCode::kAborted;
   member.next_number = member.calls->index_of(entry);

@@ -33,8 +33,8 @@ class Journals {
   std::uint64_t next_look_ns(std::uint64_t now_ns) const;
 
  private:
-  void read_entry(Member& member, const kernels::cuda::JournalEntry& entry);
-  StatusCode fail_call(Member& member, const kernels::cuda::JournalEntry& entry);
+  void read_entry(Member& member, const kernels::JournalEntry& entry);
+  StatusCode fail_call(Member& member, const kernels::JournalEntry& entry);
   void break_overdue(const Member& member);
 
   Page& page_;

@@ -9,7 +9,7 @@
 namespace epd::membership {
 namespace {
 
-constexpr std::uint32_t kMaxCudaRanks = 32;  // kernels::cuda::kMaxRanks
+constexpr std::uint32_t kMaxCudaRanks = 32;  // kernels::kMaxRanks
 
 }  // namespace
 

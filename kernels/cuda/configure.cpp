@@ -26,14 +26,14 @@ constexpr std::uint32_t kCombineStage = 8 * 1024;      // bytes of a combine's s
 constexpr std::uint32_t kPieceUnit = 512;              // bytes: 16 for each lane
 
 // Sets the offsets of the shared memory before the stages.
-void set_header(const HeaderLayout& layout, Operation& op) {
+void set_header(const HeaderLayout& layout, kernels::Operation& op) {
   op.division.header = layout;
   op.division.header_bytes = layout.bytes;
 }
 
 // High-throughput dispatch. A stage holds one row with its scales. With a cast it also holds x, so that the
 // next x can be loaded while the row is stored.
-void divide_dispatch(Operation& op) {
+void divide_dispatch(kernels::Operation& op) {
   const RowFormat& format = op.shape.format;
   op.division.stages = 1;
   op.division.stage_bytes =
@@ -42,7 +42,7 @@ void divide_dispatch(Operation& op) {
 }
 
 // High-throughput combine. A stage holds a piece of every row that a token may have.
-void divide_combine(Operation& op) {
+void divide_combine(kernels::Operation& op) {
   const Shape& shape = op.shape;
   const std::uint32_t rows = (shape.per_expert ? shape.topk : std::min(shape.topk, shape.num_ranks)) + 2;
   const std::uint32_t wanted = rows - (op.bias[0] == nullptr) - (op.bias[1] == nullptr);
@@ -55,7 +55,7 @@ void divide_combine(Operation& op) {
 
 // Low-latency dispatch. A stage holds a row with choices and weights, as an inbox slot does. With a cast,
 // room for x follows, which later holds two received rows. Without a cast each copy warp has one stage.
-bool divide_low_latency_dispatch(std::uint32_t room, Operation& op) {
+bool divide_low_latency_dispatch(std::uint32_t room, kernels::Operation& op) {
   const Shape& shape = op.shape;
   const RowFormat& format = shape.format;
   WorkDivision& division = op.division;
@@ -84,7 +84,7 @@ bool divide_low_latency_dispatch(std::uint32_t room, Operation& op) {
 
 // Low-latency combine. A stage holds the pieces of rows that a warp adds up next. The signal warp adds up
 // nothing.
-bool divide_low_latency_combine(std::uint32_t room, Operation& op) {
+bool divide_low_latency_combine(std::uint32_t room, kernels::Operation& op) {
   if (op.shape.hidden > abi::kMaxHidden) return false;
   op.division.stages = 1;
   op.division.stage_bytes = kSummedAhead * kSummedAtOnce * 16;
@@ -101,7 +101,7 @@ std::size_t workspace_bytes(const Shape& shape, std::uint32_t max_sms) {
   return kWorkspaceHead + (shape.num_ranks + shape.num_experts + max_sms * targets) * sizeof(std::uint32_t);
 }
 
-bool configure(Kind kind, std::size_t max_shared_bytes, std::uint32_t sms, Operation& op) {
+bool configure(Kind kind, std::size_t max_shared_bytes, std::uint32_t sms, kernels::Operation& op) {
   WorkDivision& division = op.division;
   if (op.shape.num_ranks > kMaxRanks || max_shared_bytes <= kStaticBytes) return false;
   const std::uint32_t tokens = op.inbox.max_tokens;

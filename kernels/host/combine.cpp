@@ -3,7 +3,7 @@
 #include "host/token_entries.h"
 #include "host/token_sum.h"
 #include "host/weight_sum.h"
-#include "kernels/operations.h"
+#include "kernels/rows.h"
 
 #include <algorithm>
 #include <iterator>

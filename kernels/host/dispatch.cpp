@@ -3,7 +3,7 @@
 #include "host/row_kernels.h"
 #include "host/store_policy.h"
 #include "host/weights.h"
-#include "kernels/operations.h"
+#include "kernels/rows.h"
 
 #include <algorithm>
 #include <chrono>

@@ -1,4 +1,4 @@
-#include "kernels/operations.h"
+#include "kernels/rows.h"
 
 #include <algorithm>
 #include <cstring>

@@ -3,7 +3,7 @@
 #pragma once
 
 #include "kernels/numbers.h"
-#include "kernels/operations.h"
+#include "kernels/rows.h"
 
 #include <bit>
 #include <cstddef>

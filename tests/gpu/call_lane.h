@@ -17,7 +17,7 @@ namespace epd::gpu_test {
 class CallLane {
  public:
   using Operation = kernels::cuda::Operation;
-  using OpResult = kernels::cuda::OpResult;
+  using OpResult = kernels::OpResult;
   static constexpr std::uint64_t kEpoch = 3;
   static constexpr std::uint64_t kIndexBase = 1'000'000'000'000;  // of numbers that clients know
 
@@ -32,7 +32,7 @@ class CallLane {
         placement_words_(abi::placement_words(shape)),
         linger_us_(linger_us),
         made_(first) {
-    using namespace kernels::cuda;
+    using namespace kernels;
     EPD_CUDA(cudaSetDevice(device));
     EPD_CUDA(cudaMalloc(&memory_, sizeof(Memory)));
     EPD_CUDA(cudaMemset(memory_, 0, sizeof(Memory)));
@@ -62,11 +62,11 @@ class CallLane {
   static constexpr std::uint32_t kMostCtas = 132;
 
   // `depth`: inboxes. No kernel of the lane runs.
-  kernels::cuda::WorkerArguments arguments(const kernels::cuda::DeviceView& view, std::uint32_t max_tokens,
-                                           std::uint32_t depth) {
+  kernels::WorkerArguments arguments(const kernels::DeviceView& view, std::uint32_t max_tokens,
+                                     std::uint32_t depth) {
     staging_->view = view;
     write(&memory_->view, &staging_->view, sizeof(view));
-    kernels::cuda::WorkerArguments all;
+    kernels::WorkerArguments all;
     all.lane = &memory_->lane;
     all.credits = &memory_->credits;
     all.bells = &memory_->bells;
@@ -74,7 +74,7 @@ class CallLane {
     all.own_generation = kGeneration;
     all.ctas = kMostCtas;
     all.asked_sms = kMostCtas - kGuaranteedSms;
-    kernels::cuda::CallArguments& own = all.calls;
+    kernels::CallArguments& own = all.calls;
     own.words = &memory_->words;
     own.state = &memory_->state;
     own.routes = memory_->routes;
@@ -92,8 +92,8 @@ class CallLane {
 
   // Calls the operation, which is configured. `before_call`: between an enabled epoch that it needs and the
   // call.
-  void start(kernels::cuda::Kind kind, const Operation& op, const std::function<void()>& before_call) {
-    using namespace kernels::cuda;
+  void start(kernels::Kind kind, const Operation& op, const std::function<void()>& before_call) {
+    using namespace kernels;
     const std::uint64_t index = abi::index_of_tag(op.tag);
     if (!goes_on_ || index != next_index_) begin_enabled_epoch(index);
     call_ = call_of(kind, op);
@@ -114,11 +114,11 @@ class CallLane {
 
   // Until what was started last has ended, and the client can know. "" or what is wrong.
   std::string wait() {
-    const kernels::cuda::JournalEntry& entry = host_->journal[journal_ % kernels::cuda::kJournalEntries];
+    const kernels::JournalEntry& entry = host_->journal[journal_ % kernels::kJournalEntries];
     ++journal_;
     if (!comes([&] { return load(entry.number) == journal_; })) return "a call has not ended";
     op_result_ = entry.result;
-    const bool good = op_result_.error == kernels::cuda::OpError::kNone;
+    const bool good = op_result_.error == kernels::OpError::kNone;
     failed_ += good ? 0 : 1;
     goes_on_ = good;
     if (abi::unpack(entry.call).number != call_.number || entry.ring != ring_ ||
@@ -146,7 +146,7 @@ class CallLane {
   bool sent() const { return load(results_->sent[call_.slot]) == call_.result + 1; }
   // Whether the client has been told of all ends.
   bool told() const {
-    using namespace kernels::cuda;
+    using namespace kernels;
     const auto words = copy_of(memory_->words);
     const bool flagged = ring_ == kByHost || words.flags[abi::flag_of(call_.op, call_.slot)] == 1;
     return words.done == numbers_[kByStreams] && load(results_->host_ended) == numbers_[kByHost] &&
@@ -161,27 +161,27 @@ class CallLane {
 
   struct Memory {
     abi::CallWords words;
-    kernels::cuda::LaneState lane;
-    kernels::cuda::CallState state;
-    kernels::cuda::RouteState routes[kSlots];
-    kernels::cuda::DeviceView view;
-    kernels::cuda::WorkDivision division[kernels::cuda::kDivisionKinds * kMostCtas];
-    kernels::cuda::ResultRuns runs[abi::kReplayedResults];
-    kernels::cuda::Bells bells;
-    kernels::cuda::SmCredits credits;
+    kernels::LaneState lane;
+    kernels::CallState state;
+    kernels::RouteState routes[kSlots];
+    kernels::DeviceView view;
+    kernels::WorkDivision division[kernels::kDivisionKinds * kMostCtas];
+    kernels::ResultRuns runs[abi::kReplayedResults];
+    kernels::Bells bells;
+    kernels::SmCredits credits;
     std::uint32_t generation;
   };
   struct Staging {
-    kernels::cuda::DeviceView view;
-    kernels::cuda::WorkDivision division;
-    kernels::cuda::RouteState routes[kSlots];
+    kernels::DeviceView view;
+    kernels::WorkDivision division;
+    kernels::RouteState routes[kSlots];
     abi::PackedCall call;
     std::uint32_t value;
   };
 
   // The next call's, and where its result goes: each kind of place has two in turn.
   void choose_ring_and_result(abi::Call& call) {
-    ring_ = made_ % 2 != 0 ? kernels::cuda::kByHost : kernels::cuda::kByStreams;
+    ring_ = made_ % 2 != 0 ? kernels::kByHost : kernels::kByStreams;
     call.number = numbers_[ring_]++;
     const bool captured = made_ / 2 % 2 != 0;
     const std::uint32_t once = made_ % abi::kOnceResults;
@@ -200,7 +200,7 @@ class CallLane {
       return abi::read_result(words, end_) && end_.result == call_.result && end_.runs == runs_;
     });
     if (!there) return "the client is not told of the call's end";
-    const bool good = op_result_.error == kernels::cuda::OpError::kNone;
+    const bool good = op_result_.error == kernels::OpError::kNone;
     if ((end_.ending == abi::CallEnding::kCarriedOut) != good) return "the client is told of another ending";
     if (end_.index != kIndexBase + next_index_ - 1) return "the client is told another number";
     if (!comes([&] { return told(); })) return "the client's words are wrong";
@@ -213,9 +213,9 @@ class CallLane {
   }
 
   // What differs between operations on purpose is the slot: `announcement.op` of World::operation.
-  abi::Call call_of(kernels::cuda::Kind kind, const Operation& op) {
+  abi::Call call_of(kernels::Kind kind, const Operation& op) {
     abi::Call call;
-    const bool dispatch = kind == kernels::cuda::Kind::kDispatch;
+    const bool dispatch = kind == kernels::Kind::kDispatch;
     choose_ring_and_result(call);
     call.op = dispatch ? abi::Op::kDispatch : abi::Op::kCombine;
     call.slot = op.announcement.op % kSlots;
@@ -233,7 +233,7 @@ class CallLane {
     if (makes) last_route_ = call.slot;
     call.route = last_route_;
     call.num_tokens = makes ? op.num_tokens : 0;
-    call.flagged = ring_ == kernels::cuda::kByStreams;
+    call.flagged = ring_ == kernels::kByStreams;
     call.epoch = kEpoch;
     call.sms = op.division.ctas;
     call.timeout_ms = static_cast<std::uint32_t>(op.timeout_ns / 1'000'000);
@@ -254,7 +254,7 @@ class CallLane {
     EPD_CUDA(cudaMemcpyAsync(staging_->routes, memory_->routes, sizeof(staging_->routes), cudaMemcpyDefault,
                              control_));
     EPD_CUDA(cudaStreamSynchronize(control_));
-    kernels::cuda::CallStart& start = host_->start;
+    kernels::CallStart& start = host_->start;
     start.epoch = kEpoch;
     start.index = index;
     start.index_base = kIndexBase;
@@ -289,19 +289,19 @@ class CallLane {
   const abi::ResultsLayout layout_;
   const std::uint64_t placement_words_;
   Memory* memory_ = nullptr;
-  kernels::cuda::CallHost* host_ = nullptr;
+  kernels::CallHost* host_ = nullptr;
   Staging* staging_ = nullptr;
   abi::Results* results_ = nullptr;
   std::uint32_t linger_us_;
   std::uint32_t enabled_epoch_ = ~0u;  // odd ones
   std::uint32_t made_;                 // calls
-  std::uint32_t numbers_[kernels::cuda::kCallRings] = {};
+  std::uint32_t numbers_[kernels::kCallRings] = {};
   std::uint32_t captured_runs_[2] = {};
   std::uint32_t journal_ = 0;  // entries read
   std::uint32_t failed_ = 0;   // calls
   // The last one.
   abi::Call call_;
-  kernels::cuda::CallRing ring_ = kernels::cuda::kByStreams;
+  kernels::CallRing ring_ = kernels::kByStreams;
   std::uint32_t runs_ = 0;
   OpResult op_result_{};
   abi::CallEnd end_;

@@ -48,7 +48,7 @@ class Image {
   }
 
   // A gate and the main kernel behind it, on the current device.
-  void launch_pair(kernels::cuda::WorkerArguments own, std::uint32_t shared_bytes, CUstream stream) const {
+  void launch_pair(kernels::WorkerArguments own, std::uint32_t shared_bytes, CUstream stream) const {
     void* arguments[] = {&own};
     EPD_CUDA(cuLaunchKernel(reinterpret_cast<CUfunction>(find(kernels::cuda::kGateKernel)), 1, 1, 1,
                             kernels::cuda::kGateThreads, 1, 1, 0, stream, arguments, nullptr));
@@ -58,7 +58,7 @@ class Image {
     CUlaunchConfig config{};
     config.gridDimX = own.ctas;
     config.gridDimY = config.gridDimZ = 1;
-    config.blockDimX = kernels::cuda::kMaxThreads;
+    config.blockDimX = kernels::kMaxThreads;
     config.blockDimY = config.blockDimZ = 1;
     config.sharedMemBytes = shared_bytes;
     config.hStream = stream;

@@ -54,9 +54,9 @@ struct Case {
   }
 };
 
-inline kernels::cuda::Shape shape_of(const Case& c, std::uint64_t recv_rows) {
+inline kernels::Shape shape_of(const Case& c, std::uint64_t recv_rows) {
   const ref::GroupParams& g = c.group;
-  kernels::cuda::Shape s;
+  kernels::Shape s;
   s.num_ranks = g.num_ranks;
   s.num_experts = g.num_experts;
   s.topk = g.topk;

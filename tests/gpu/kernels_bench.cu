@@ -211,7 +211,7 @@ struct Setup {
 class Group {
  public:
   Group(const Setup& setup, std::uint32_t ranks, Bench& bench) : setup_(setup), bench_(bench), random_(7) {
-    kernels::cuda::Shape s;
+    kernels::Shape s;
     s.num_ranks = ranks;
     s.num_experts = 256;
     s.topk = 8;
@@ -249,7 +249,7 @@ class Group {
     tag_ += 1000;
     for (std::uint32_t r = 0; r < world_->size(); ++r) {
       const OpResult result = world_->result(r);
-      if (result.error != kernels::cuda::OpError::kNone) {
+      if (result.error != kernels::OpError::kNone) {
         std::printf("   rank %u failed: error %u failed_rank %d\n", r, static_cast<unsigned>(result.error),
                     result.failed_rank);
         std::exit(1);

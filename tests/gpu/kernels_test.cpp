@@ -151,7 +151,7 @@ class CaseRun {
     for (std::uint32_t r = 0; r < world_->size(); ++r) {
       if (world_->masked(r)) continue;
       const OpResult result = world_->result(r);
-      if (result.error != kernels::cuda::OpError::kNone || result.tag != tag) {
+      if (result.error != kernels::OpError::kNone || result.tag != tag) {
         std::printf("  rank %u: error %u failed_rank %d\n", r, static_cast<unsigned>(result.error),
                     result.failed_rank);
         good_ = false;
@@ -305,7 +305,7 @@ class CaseRun {
     check_head(r);
     const Rank& rank = world_->rank(r);
     const OpResult result = world_->result(r);
-    expect(result.error == kernels::cuda::OpError::kNone && result.tag == tag, r, "combine's result");
+    expect(result.error == kernels::OpError::kNone && result.tag == tag, r, "combine's result");
     const ref::RankCombined want =
         ref::combine_to(case_.group, inputs_, answers, {case_.weighted, case_.return_weights}, r);
     expect(get<std::uint16_t>(rank.out, want.out.size()) == want.out, r, "out");
@@ -389,7 +389,7 @@ class FailureRun {
     const auto untouched = [](std::uint32_t word) { return word == kPoison32; };
     ends_good &= world_->good() && world_->rank(0).calls->told();
     const auto handle = static_cast<std::uint32_t>(tag);
-    if (result.error == kernels::cuda::OpError::kNone) {
+    if (result.error == kernels::OpError::kNone) {
       heads_good &= words[0] == handle && words[1] == 0;
     } else {
       heads_good &= words[0] == 0 && words[1] == 0 && std::all_of(words.begin() + 2, words.end(), untouched);
@@ -407,7 +407,7 @@ int check(const char* name, bool good) {
 
 // Rows arrive at either rank from 8 tokens of each; through inboxes (layout packed) 4 from each of these.
 int run_failures(std::uint32_t inboxes) {
-  using kernels::cuda::OpError;
+  using kernels::OpError;
   std::printf("%u inboxes:\n", inboxes);
   const std::uint64_t rows = inboxes != 0 ? 64 : 16;
   int failed = 0;

@@ -7,8 +7,8 @@
 namespace epd::gpu_test {
 
 // `from`: the operation, in device memory. Each CTA runs its part of it.
-template <kernels::cuda::Kind kKind, bool kPerExpert>
-__global__ void __launch_bounds__(kernels::cuda::kMaxThreads, 1)
+template <kernels::Kind kKind, bool kPerExpert>
+__global__ void __launch_bounds__(kernels::kMaxThreads, 1)
     launched_kernel(const kernels::cuda::Operation* from) {
   using namespace kernels::cuda;
   extern __shared__ __align__(128) std::uint8_t launched_memory[];
@@ -28,9 +28,9 @@ __global__ void __launch_bounds__(kernels::cuda::kMaxThreads, 1)
 }
 
 // On the current device. `on_device`: a copy of the configured `op` there.
-inline void launch_operation(kernels::cuda::Kind kind, const kernels::cuda::Operation& op,
+inline void launch_operation(kernels::Kind kind, const kernels::cuda::Operation& op,
                              const kernels::cuda::Operation* on_device, cudaStream_t stream) {
-  using kernels::cuda::Kind;
+  using kernels::Kind;
   auto* const kernel = kind == Kind::kDispatch ? launched_kernel<Kind::kDispatch, false>
                        : op.shape.per_expert   ? launched_kernel<Kind::kCombine, true>
                                                : launched_kernel<Kind::kCombine, false>;

@@ -10,15 +10,14 @@
 
 namespace epd::gpu_test {
 
-inline std::size_t num_choices(const kernels::cuda::Shape& s) {
+inline std::size_t num_choices(const kernels::Shape& s) {
   return s.per_expert ? 1 : s.topk;
 }
-inline std::size_t num_placement_words(const kernels::cuda::Shape& s) {
+inline std::size_t num_placement_words(const kernels::Shape& s) {
   return abi::placement_words(s.num_ranks, s.num_experts, s.per_expert);
 }
 // As far as it says how long rows are, and where things lie in exchange arenas.
-inline abi::GroupShape group_shape(const kernels::cuda::Shape& s, std::uint32_t max_tokens,
-                                   std::uint32_t depth) {
+inline abi::GroupShape group_shape(const kernels::Shape& s, std::uint32_t max_tokens, std::uint32_t depth) {
   abi::GroupShape shape{};
   shape.num_ranks = s.num_ranks;
   shape.num_experts = s.num_experts;
@@ -36,7 +35,7 @@ inline abi::GroupShape group_shape(const kernels::cuda::Shape& s, std::uint32_t 
 }
 
 struct RegionSizes {
-  kernels::cuda::Shape shape;
+  kernels::Shape shape;
   std::size_t max_tokens = 0;
   std::size_t workspace_bytes = 0;
   std::size_t inbox_bytes = 0;
@@ -56,7 +55,7 @@ struct RegionSizes {
 };
 
 struct RankRegions {
-  kernels::cuda::Peer peer;
+  kernels::Peer peer;
   std::uint8_t* x = nullptr;
   std::uint8_t* x_scales = nullptr;
   void* topk_idx = nullptr;
@@ -66,12 +65,12 @@ struct RankRegions {
   std::uint16_t* bias[2] = {};
   std::uint16_t* out = nullptr;
   float* out_weights = nullptr;
-  kernels::cuda::Routing routing;  // without a head: an operation asks for it itself
+  kernels::Routing routing;  // without a head: an operation asks for it itself
   abi::RoutingRecord* head = nullptr;
-  kernels::cuda::CountOutputs counts;  // those of the host are the caller's to add
+  kernels::CountOutputs counts;  // those of the host are the caller's to add
   void* workspace = nullptr;
   std::size_t workspace_bytes = 0;
-  kernels::cuda::OpResult* result = nullptr;
+  kernels::OpResult* result = nullptr;
   std::uint32_t* abort = nullptr;  // of the host; the caller's to add
   std::uint32_t num_tokens = 0;
 
@@ -79,7 +78,7 @@ struct RankRegions {
   template <typename Memory>
   void take_from(Memory& m, const RegionSizes& sizes) {
     take_peer(m, sizes);
-    const kernels::cuda::Shape& s = sizes.shape;
+    const kernels::Shape& s = sizes.shape;
     const std::size_t tokens = sizes.max_tokens;
     const std::size_t experts = s.num_experts / s.num_ranks;
     x = m.template take<std::uint8_t>(tokens * s.format.x_bytes);
@@ -99,7 +98,7 @@ struct RankRegions {
     counts.source_ranges = m.template take<std::int32_t>(experts * s.num_ranks * 2);
     workspace = m.template take<std::uint8_t>(sizes.workspace_bytes);
     workspace_bytes = sizes.workspace_bytes;
-    result = m.template take<kernels::cuda::OpResult>(1);
+    result = m.template take<kernels::OpResult>(1);
   }
 
   // Of an operation of this rank; what else it needs, and its peers, are the caller's to add.
@@ -119,7 +118,7 @@ struct RankRegions {
  private:
   template <typename Memory>
   void take_peer(Memory& m, const RegionSizes& sizes) {
-    const kernels::cuda::Shape& s = sizes.shape;
+    const kernels::Shape& s = sizes.shape;
     const std::size_t rows = s.recv_rows;
     const std::size_t choices = rows * num_choices(s);
     peer.ready = m.template take<abi::SignalLine>(s.num_ranks);

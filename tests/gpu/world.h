@@ -18,9 +18,9 @@
 
 namespace epd::gpu_test {
 
-using kernels::cuda::Kind;
+using kernels::Kind;
+using kernels::OpResult;
 using kernels::cuda::Operation;
-using kernels::cuda::OpResult;
 
 // Device memory of one rank, handed out in pieces; freed with the object.
 class DeviceMemory {
@@ -61,7 +61,7 @@ using LaunchOperation = void (*)(Kind kind, const Operation& op, const Operation
 
 // Each operation is a call, with a gate and a main kernel behind it, unless there is `launch`.
 struct WorldShape {
-  kernels::cuda::Shape shape;
+  kernels::Shape shape;
   std::uint32_t max_tokens = 0;
   std::vector<bool> masked;
   bool inbox = false;
@@ -72,13 +72,13 @@ struct WorldShape {
 
 // Where the parts of an inbox lie, and its size.
 struct InboxPlan {
-  kernels::cuda::Inbox at;
+  kernels::Inbox at;
   std::size_t bytes = 0;
 
   explicit InboxPlan(const WorldShape& world) {
     if (!world.inbox) return;
     const abi::GroupShape shape = group_shape(world.shape, world.max_tokens, world.inboxes);
-    at = kernels::cuda::inbox_of(shape);
+    at = kernels::inbox_of(shape);
     bytes = abi::InboxLayout(shape).bytes;
   }
 };
@@ -158,7 +158,7 @@ class World {
   Rank& rank(std::uint32_t r) { return ranks_[r]; }
   std::uint32_t size() const { return shape_.num_ranks; }
   bool masked(std::uint32_t r) const { return !world_.masked.empty() && world_.masked[r]; }
-  const kernels::cuda::Shape& shape() const { return shape_; }
+  const kernels::Shape& shape() const { return shape_; }
   // Also waits for what was copied or set before: the ranks' streams don't.
   std::uint64_t next_tag() {
     for (const Rank& rank : ranks_) {
@@ -269,14 +269,14 @@ class World {
     return world;
   }
   // All ranks have taken their memory in the same order, so distances in it are the same everywhere.
-  kernels::cuda::DeviceView view_of(std::uint32_t r, const kernels::cuda::Shape& configured) {
+  kernels::DeviceView view_of(std::uint32_t r, const kernels::Shape& configured) {
     using abi::Region;
     const auto at = [](const void* memory) {
       return static_cast<std::uint8_t*>(const_cast<void*>(memory));  // NOLINT
     };
     Rank& own = ranks_[r];
-    kernels::cuda::DeviceView view;
-    kernels::cuda::GroupView& group = view.group;
+    kernels::DeviceView view;
+    kernels::GroupView& group = view.group;
     group.shape = configured;
     group.inbox = inbox_.at;
     group.rank = r;
@@ -315,7 +315,7 @@ class World {
       group.regions[static_cast<std::size_t>(region)] = {at(memory), 0};
     for (std::uint32_t i = 0; i < size(); ++i) {
       if (masked(i)) continue;
-      const kernels::cuda::Peer& peer = ranks_[i].peer;
+      const kernels::Peer& peer = ranks_[i].peer;
       view.peers[i] = {at(peer.ready),
                        0,
                        {at(peer.target.recv_x), 0},
@@ -329,10 +329,10 @@ class World {
     return view;
   }
   void call(Rank& rank, Kind kind, const Operation& op, std::uint32_t shared_bytes) {
-    kernels::cuda::WorkerArguments own =
+    kernels::WorkerArguments own =
         rank.calls->arguments(view_of(op.rank, op.shape), world_.max_tokens, world_.inboxes);
     const auto launch_pair = [&] {
-      own.number = ++rank.pairs * kernels::cuda::kWorksOfPair;
+      own.number = ++rank.pairs * kernels::kWorksOfPair;
       Image::get().launch_pair(own, shared_bytes, rank.stream);
     };
     const bool late = world_.late_calls && ++rank.made % 4 == 0;
@@ -365,7 +365,7 @@ class World {
     rank.operations = m.take<Operation>(kOperations);
   }
 
-  kernels::cuda::Shape shape_;
+  kernels::Shape shape_;
   WorldShape world_;
   InboxPlan inbox_;
   std::vector<Rank> ranks_;

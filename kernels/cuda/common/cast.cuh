@@ -4,7 +4,7 @@
 #include "cuda/common/bf16.cuh"
 #include "cuda/common/layout.h"
 #include "cuda/common/ptx.cuh"
-#include "kernels/operations.h"
+#include "kernels/rows.h"
 
 #include <cuda_bf16.h>
 #include <cuda_fp8.h>

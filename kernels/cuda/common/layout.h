@@ -2,8 +2,8 @@
 #pragma once
 
 #include "cuda/common/range.h"
-#include "kernels/cuda_operation.h"
 #include "kernels/host_device.h"
+#include "kernels/operation.h"
 
 #include <cstdint>
 
@@ -29,7 +29,7 @@ static_assert(abi::kInboxPieces * kSummedAtOnce * 8 >= abi::kMaxHidden);
 inline constexpr std::uint32_t kCastStepBlocks = 8;
 
 // Returns whether the operation takes the low-latency path.
-EPD_HOST_DEVICE constexpr bool is_low_latency(const Operation& op) {
+EPD_HOST_DEVICE constexpr bool is_low_latency(const kernels::Operation& op) {
   return op.inbox.max_tokens != 0 && op.shape.per_expert;
 }
 
@@ -39,31 +39,31 @@ EPD_HOST_DEVICE constexpr std::uint32_t num_pieces(std::uint32_t hidden) {
 }
 
 // The sizes of the parts of a CTA's shared memory, in words. Only range checks use them (HeaderLayout).
-EPD_HOST_DEVICE constexpr std::uint32_t base_words(const Operation& op) {
+EPD_HOST_DEVICE constexpr std::uint32_t base_words(const kernels::Operation& op) {
   return (op.division.header.ends - op.division.header.base) / 4;
 }
-EPD_HOST_DEVICE constexpr std::uint32_t ends_words(const Operation& op) {
+EPD_HOST_DEVICE constexpr std::uint32_t ends_words(const kernels::Operation& op) {
   return (op.division.header.headers - op.division.header.ends) / 4;
 }
-EPD_HOST_DEVICE constexpr std::uint32_t scratch_words(const Operation& op) {
+EPD_HOST_DEVICE constexpr std::uint32_t scratch_words(const kernels::Operation& op) {
   return (op.division.header.bits - op.division.header.scratch) / 4;
 }
-EPD_HOST_DEVICE constexpr std::uint32_t bits_words(const Operation& op) {
+EPD_HOST_DEVICE constexpr std::uint32_t bits_words(const kernels::Operation& op) {
   return (op.division.header_bytes - op.division.header.bits) / 4;
 }
 // High-throughput combine: the number of pieces of rows that fit in a stage.
-EPD_HOST_DEVICE constexpr std::uint32_t stage_pieces(const Operation& op) {
+EPD_HOST_DEVICE constexpr std::uint32_t stage_pieces(const kernels::Operation& op) {
   return op.division.stage_bytes / op.division.chunk_bytes;
 }
 // The number of words that the workspace has for cta_counts().
-EPD_HOST_DEVICE constexpr std::uint32_t num_cta_counts(const Operation& op) {
+EPD_HOST_DEVICE constexpr std::uint32_t num_cta_counts(const kernels::Operation& op) {
   const auto words = static_cast<std::uint32_t>((op.workspace_bytes - kWorkspaceHead) / 4);
   return words - op.shape.num_ranks - op.shape.num_experts;
 }
 
 // The number of stages with a barrier each. The low-latency path needs none: there, each lane loads for
 // itself. The bulk copies of x have a barrier of their own (OwnRows).
-EPD_HOST_DEVICE constexpr std::uint32_t num_barriers(const Operation& op) {
+EPD_HOST_DEVICE constexpr std::uint32_t num_barriers(const kernels::Operation& op) {
   return is_low_latency(op) ? 0 : op.division.warps * op.division.stages;
 }
 

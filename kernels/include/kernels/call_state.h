@@ -2,13 +2,13 @@
 // and their engine keep about calls and exchange with each other. Plain data.
 #pragma once
 
-#include "kernels/cuda_operation.h"
+#include "kernels/operation.h"
 #include "proto/call_words.h"
 
 #include <cstddef>
 #include <cstdint>
 
-namespace epd::kernels::cuda {
+namespace epd::kernels {
 
 inline constexpr std::uint32_t kJournalEntries = 1024;
 
@@ -112,4 +112,4 @@ struct CallArguments {
   bool per_expert = false;
 };
 
-}  // namespace epd::kernels::cuda
+}  // namespace epd::kernels

@@ -6,7 +6,7 @@
 
 #include <cstdint>
 
-namespace epd::kernels::cuda {
+namespace epd::kernels {
 
 // What happens to a call.
 enum class Verdict {
@@ -171,4 +171,4 @@ EPD_HOST_DEVICE constexpr std::uint32_t division_index(const TakenCall& call, st
   return division_kind(call.op(), call.flags) * most_ctas + ctas - 1;
 }
 
-}  // namespace epd::kernels::cuda
+}  // namespace epd::kernels

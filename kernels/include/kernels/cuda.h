@@ -3,7 +3,7 @@
 // kernels.
 #pragma once
 
-#include "kernels/cuda_operation.h"
+#include "kernels/operation.h"
 
 #include <cstddef>
 #include <cstdint>
@@ -16,7 +16,7 @@ std::size_t workspace_bytes(const Shape& shape, std::uint32_t max_sms);
 
 // Divides the work of `op` among `sms` CTAs. `max_shared_bytes` is the shared memory that the device gives
 // one CTA. division.stages of a combine is an input. Returns false if a row does not fit.
-bool configure(Kind kind, std::size_t max_shared_bytes, std::uint32_t sms, Operation& op);
+bool configure(Kind kind, std::size_t max_shared_bytes, std::uint32_t sms, kernels::Operation& op);
 
 // The kernels, as a fat binary for cuLibraryLoadData. Each kernel may have max_shared_bytes less kStaticBytes
 // of dynamic shared memory.

@@ -5,7 +5,7 @@
 
 #include <cstdint>
 
-namespace epd::kernels::cuda {
+namespace epd::kernels {
 
 // Divides by a multiplication: the quotient is the upper half of a product. A GPU takes two instructions for
 // this and twenty for a division. The result is exact for dividends below 2^32 / divisor. Only hosts make
@@ -28,4 +28,4 @@ class Divisor {
   std::uint32_t factor_ = 0;  // 2^32 / divisor, rounded up; 0: the divisor is 1
 };
 
-}  // namespace epd::kernels::cuda
+}  // namespace epd::kernels

@@ -7,8 +7,8 @@
 // used. The memory must not change in the meantime.
 #pragma once
 
-#include "kernels/operations.h"
 #include "kernels/routing.h"
+#include "kernels/rows.h"
 #include "proto/far.h"
 
 #include <cstddef>

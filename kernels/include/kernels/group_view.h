@@ -11,7 +11,7 @@
 #include <cstdint>
 #include <cstring>
 
-namespace epd::kernels::cuda {
+namespace epd::kernels {
 
 // Where a region lies. `base` is null if the group does not have the region.
 struct RegionPlace {
@@ -163,8 +163,7 @@ class OwnPointers {
   }
   std::uint64_t words_[3] = {};
   static_assert(abi::kNumRegions <= 24);
-  static_assert(offsetof(Operation, out_weights) < offsetof(Operation, peers) &&
-                offsetof(Operation, peers) / 8 <= 0xff);  // the pointers lie before `peers`
+  static_assert(sizeof(Operation) / 8 <= 0xff);
 };
 
 // The set of own regions that the call uses.
@@ -252,4 +251,4 @@ inline Operation compose(const GroupView& view, const TakenCall& call) {
   return op;
 }
 
-}  // namespace epd::kernels::cuda
+}  // namespace epd::kernels

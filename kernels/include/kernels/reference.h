@@ -2,7 +2,7 @@
 // with it.
 #pragma once
 
-#include "kernels/operations.h"
+#include "kernels/rows.h"
 #include "proto/operation.h"
 
 #include <cstdint>

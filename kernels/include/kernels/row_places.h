@@ -2,13 +2,13 @@
 // functions are the same for kernels and hosts.
 #pragma once
 
-#include "kernels/cuda_operation.h"
 #include "kernels/host_device.h"
+#include "kernels/operation.h"
 
 #include <cstddef>
 #include <cstdint>
 
-namespace epd::kernels::cuda {
+namespace epd::kernels {
 
 // The memories that ranks have mapped, as this device reaches them. The host changes an entry while kernels
 // run: it clears the first word, writes the second one, then the first one.
@@ -89,7 +89,7 @@ EPD_HOST_DEVICE inline void take_place(const Operation& op, std::uint32_t rank, 
 }
 
 // Takes the places of the rank's own rows. All else of the operation is composed.
-EPD_HOST_DEVICE inline void take_own_places(Operation& op, const abi::RowPlaces& places) {
+EPD_HOST_DEVICE inline void take_own_places(cuda::Operation& op, const abi::RowPlaces& places) {
   const bool dispatch = op.x != nullptr;
   const std::uint64_t tokens = op.num_tokens;
   const std::uint64_t in_bytes = dispatch ? tokens * op.shape.format.x_bytes : used_y_bytes(op);
@@ -104,4 +104,4 @@ EPD_HOST_DEVICE inline void take_own_places(Operation& op, const abi::RowPlaces&
   take_place(op, op.rank, shared, op.peers[op.rank]);
 }
 
-}  // namespace epd::kernels::cuda
+}  // namespace epd::kernels

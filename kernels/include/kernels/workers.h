@@ -11,7 +11,7 @@
 #include <cstddef>
 #include <cstdint>
 
-namespace epd::kernels::cuda {
+namespace epd::kernels {
 
 // What a main kernel does.
 enum class Task : std::uint32_t { kNone, kDispatch, kCombine, kCombinePerExpert };
@@ -132,4 +132,4 @@ struct WorkerArguments {
   CallArguments calls = {};
 };
 
-}  // namespace epd::kernels::cuda
+}  // namespace epd::kernels

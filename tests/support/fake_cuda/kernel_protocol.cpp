@@ -9,7 +9,9 @@
 
 namespace epd::fake_cuda {
 
+using namespace kernels;
 using namespace kernels::cuda;
+using kernels::cuda::Operation;
 
 namespace {
 
@@ -91,7 +93,7 @@ std::string compose_work(const Launch& launch, const WorkerArguments& own, const
   if (!device.reaches(calls.division + at, sizeof(WorkDivision)))
     return "the division of work is out of reach";
   const DeviceView& view = *calls.view;
-  op = kernels::cuda::compose(view.group, call);
+  static_cast<kernels::Operation&>(op) = compose(view.group, call);
   for (std::uint32_t rank = 0; rank < kMaxRanks; ++rank)
     compose_peer(op.peers[rank], view.group.exchange, view.peers[rank], call);
   compose_ends(op, calls, call);
@@ -172,7 +174,7 @@ std::string run_main(const Launch& launch, const WorkerArguments& own, const Ker
       if (wrong.empty()) wrong = run_operation(work.task, op, device);
       if (!wrong.empty()) return wrong;
     } else {
-      op = compose(own.calls.view->group, work.call);
+      static_cast<kernels::Operation&>(op) = compose(own.calls.view->group, work.call);
       compose_ends(op, own.calls, work.call);
       fail_unbegun(op);
       end_failed(op);

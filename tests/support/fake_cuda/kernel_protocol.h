@@ -35,8 +35,7 @@ struct Launch {
 
 // Run a gate, and the main kernel behind it, on the calling thread. Empty: it has ended, well or with a
 // result that says how. Else what a device would have faulted at.
-std::string run_gate(const kernels::cuda::WorkerArguments& own, const KernelDevice& device);
-std::string run_main(const Launch& launch, const kernels::cuda::WorkerArguments& own,
-                     const KernelDevice& device);
+std::string run_gate(const kernels::WorkerArguments& own, const KernelDevice& device);
+std::string run_main(const Launch& launch, const kernels::WorkerArguments& own, const KernelDevice& device);
 
 }  // namespace epd::fake_cuda

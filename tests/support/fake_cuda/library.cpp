@@ -21,7 +21,7 @@ constexpr int kStaticBytes = 4608;  // of each kernel: an operation's copy and a
 constexpr int kDefaultShared = 49152;
 constexpr int kReservedShared = 1024;
 constexpr std::size_t kMaxDevices = 64;
-constexpr unsigned kMaxThreads = epd::kernels::cuda::kMaxThreads;
+constexpr unsigned kMaxThreads = epd::kernels::kMaxThreads;
 
 // One kernel of a library.
 struct Kernel {
@@ -182,7 +182,7 @@ CUresult launch(CUfunction function, const Grid& grid, CUstream handle, void** p
     return work != nullptr ? enqueue_kernel(handle, *kernel, std::move(work)) : CUDA_ERROR_INVALID_VALUE;
   }
   const Launch how{kernel->name, grid.ctas[0], grid.threads[0], grid.shared_bytes};
-  epd::kernels::cuda::WorkerArguments own;
+  epd::kernels::WorkerArguments own;
   std::memcpy(&own, params[0], sizeof(own));
   return enqueue_kernel(handle, *kernel, [own, how, gate = kernel->name == kGateKernel](Stream& its) {
     return run(its, how, [&](const Launch& launch, const auto& device) {

@@ -8,6 +8,7 @@ namespace {
 
 using namespace kernels;
 using namespace kernels::cuda;
+using kernels::cuda::Operation;
 
 // Collects the first thing that is wrong.
 class Checker {

@@ -8,7 +8,7 @@
 namespace epd::fake_cuda {
 
 // Empty: it could. Else what is wrong, for people.
-std::string check_operation(const Launch& launch, kernels::cuda::Task task,
-                            const kernels::cuda::Operation& op, const KernelDevice& device);
+std::string check_operation(const Launch& launch, kernels::Task task, const kernels::cuda::Operation& op,
+                            const KernelDevice& device);
 
 }  // namespace epd::fake_cuda

@@ -2,7 +2,9 @@
 
 namespace epd::fake_cuda {
 
+using namespace kernels;
 using namespace kernels::cuda;
+using kernels::cuda::Operation;
 
 OperationExchange::OperationExchange(const Operation& op, const KernelDevice& device)
     : op_(op), device_(device), start_ns_(ordered::nanoseconds()) {}

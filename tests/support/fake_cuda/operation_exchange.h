@@ -27,7 +27,7 @@ class OperationExchange {
   void leave() const;
 
  protected:
-  using OpResult = kernels::cuda::OpResult;
+  using OpResult = kernels::OpResult;
 
   void publish(const OpResult& ending);
   std::uint64_t ran_ns() const { return ordered::nanoseconds() - start_ns_; }

@@ -14,6 +14,7 @@ using device::HostPlan;
 
 using namespace kernels;
 using namespace kernels::cuda;
+using kernels::cuda::Operation;
 
 class Peers final : public device::OperationPeers {
  public:

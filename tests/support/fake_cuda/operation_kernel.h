@@ -8,7 +8,6 @@
 namespace epd::fake_cuda {
 
 // Of an operation that check_operation() has found nothing wrong with. As run_kernel().
-std::string run_operation(kernels::cuda::Task task, const kernels::cuda::Operation& op,
-                          const KernelDevice& device);
+std::string run_operation(kernels::Task task, const kernels::cuda::Operation& op, const KernelDevice& device);
 
 }  // namespace epd::fake_cuda

@@ -55,7 +55,7 @@ TEST_F(EngineCallsSmsTest, AnOperationHasAllSmsThatAreSetAndNothingFitsBesideIt)
     set_sms(sms);
     while_waiting({1}, [&] {
       const std::vector<StayingKernel> wanted{
-          {sms, kernels::cuda::kMaxThreads, kSharedOptin - kernels::cuda::kStaticBytes}};
+          {sms, kernels::kMaxThreads, kSharedOptin - kernels::cuda::kStaticBytes}};
       EXPECT_TRUE(comes([&] { return kernels_.on(1) == wanted; })) << testing::PrintToString(ctas_on(1));
     });
   }

@@ -19,8 +19,8 @@ using abi::CallEnding;
 using abi::Op;
 using abi::OpStage;
 using device::HostCalls;
-using kernels::cuda::JournalEntry;
-using kernels::cuda::OpError;
+using kernels::JournalEntry;
+using kernels::OpError;
 
 constexpr abi::GroupShape kShape{2, 4, 8, 128, 2, 2, {}, {}, {}};
 constexpr std::uint32_t kRanks = 2;
@@ -81,10 +81,10 @@ class HostCallsTest : public ::testing::Test, private device::CallGroup {
     calls_[rank]->set_limits({0, 1000, 0});
   }
   void resume(std::uint32_t rank) {
-    const std::vector<kernels::cuda::RouteState> routes(kShape.num_routes());
-    const kernels::cuda::GroupView view = engine::group_view(group_, rank);
+    const std::vector<kernels::RouteState> routes(kShape.num_routes());
+    const kernels::GroupView view = engine::group_view(group_, rank);
     const auto peers = engine::peer_views(group_);
-    const kernels::cuda::MemoryTable memories = engine::memory_table(group_);
+    const kernels::MemoryTable memories = engine::memory_table(group_);
     calls_[rank]->resume({epoch_, next_, 0, 0, routes, view, peers, memories, {}});
   }
   void resume_all() {
@@ -170,7 +170,7 @@ TEST_F(HostCallsTest, EndInOrderAndAreInTheJournal) {
   for (std::uint32_t i = 0; i < entries.size(); ++i) {
     EXPECT_EQ(abi::unpack(entries[i].call).number, i);
     EXPECT_EQ(entries[i].index, i == 2 ? 1u : 0u);
-    EXPECT_EQ(entries[i].ring, kernels::cuda::kByHost);
+    EXPECT_EQ(entries[i].ring, kernels::kByHost);
     EXPECT_EQ(entries[i].result.error, OpError::kNone);
   }
 }

@@ -90,12 +90,12 @@ class HostOperations : public ::testing::Test, private device::OperationPeers {
     own_.source = {recv_x_.data(), nullptr};
   }
 
-  kernels::cuda::Peer peer(std::uint32_t) const override { return own_; }
+  kernels::Peer peer(std::uint32_t) const override { return own_; }
   std::span<const std::uint8_t> masked() const override { return {}; }
   void ring() const override {}
 
-  kernels::cuda::Operation operation(std::uint64_t index, std::uint64_t routing) {
-    kernels::cuda::Operation op;
+  kernels::Operation operation(std::uint64_t index, std::uint64_t routing) {
+    kernels::Operation op;
     op.shape.num_ranks = 1;
     op.shape.num_experts = 4;
     op.shape.topk = kChoices;
@@ -112,7 +112,7 @@ class HostOperations : public ::testing::Test, private device::OperationPeers {
     op.out = out_.data();
     return op;
   }
-  std::unique_ptr<HostOperation> begin(kernels::cuda::Kind kind, const kernels::cuda::Operation& op) {
+  std::unique_ptr<HostOperation> begin(kernels::Kind kind, const kernels::Operation& op) {
     return std::make_unique<HostOperation>(kind, op, HostOperation::Needs{*this, plans_, 0, {}});
   }
   static void run(HostOperation& operation) {
@@ -120,7 +120,7 @@ class HostOperations : public ::testing::Test, private device::OperationPeers {
     ASSERT_TRUE(operation.ended());
   }
 
-  kernels::cuda::Peer own_;
+  kernels::Peer own_;
   abi::SignalLine ready_{};
   abi::SignalLine arrived_{};
   abi::OpAnnouncement announcement_{};
@@ -142,18 +142,18 @@ class HostOperations : public ::testing::Test, private device::OperationPeers {
 TEST_F(HostOperations, AnEngineThatHasForgottenThePlanReadsItBack) {
   for (std::size_t token = 0; token < kTokens; ++token)
     std::fill_n(&x_[token * kHidden], kHidden, kernels::float_to_bf16(static_cast<float>(token + 1)));
-  const auto dispatch = begin(kernels::cuda::Kind::kDispatch, operation(7, 0));
+  const auto dispatch = begin(kernels::Kind::kDispatch, operation(7, 0));
   run(*dispatch);
-  ASSERT_EQ(dispatch->result().error, kernels::cuda::OpError::kNone);
+  ASSERT_EQ(dispatch->result().error, kernels::OpError::kNone);
   EXPECT_EQ(dispatch->result().num_recv_rows, 2u) << "one token goes nowhere";
   EXPECT_EQ(head_.handle, 8u);
   EXPECT_EQ(head_.num_recv_rows, 2u);
 
   plans_.take_all();  // as after a restart
   EXPECT_EQ(plans_.find(0, tag_of(7)), nullptr);
-  const auto combine = begin(kernels::cuda::Kind::kCombine, operation(8, tag_of(7)));
+  const auto combine = begin(kernels::Kind::kCombine, operation(8, tag_of(7)));
   run(*combine);
-  ASSERT_EQ(combine->result().error, kernels::cuda::OpError::kNone);
+  ASSERT_EQ(combine->result().error, kernels::OpError::kNone);
   EXPECT_EQ(out_[0], x_[0]);
   EXPECT_EQ(out_[kHidden], 0) << "of the token that went nowhere";
   EXPECT_EQ(out_[2 * kHidden], x_[2 * kHidden]);
@@ -161,7 +161,7 @@ TEST_F(HostOperations, AnEngineThatHasForgottenThePlanReadsItBack) {
 }
 
 TEST_F(HostOperations, OneThatIsAbortedSaysWhereItWasAndNamesWhoItWaitedFor) {
-  const auto dispatch = begin(kernels::cuda::Kind::kDispatch, operation(7, 0));
+  const auto dispatch = begin(kernels::Kind::kDispatch, operation(7, 0));
   while (dispatch->stage() != abi::OpStage::kWaitReady) dispatch->advance();
   ready_.tag = 0;  // as if the rank had not come
   EXPECT_FALSE(dispatch->advance());
@@ -169,7 +169,7 @@ TEST_F(HostOperations, OneThatIsAbortedSaysWhereItWasAndNamesWhoItWaitedFor) {
   EXPECT_EQ(dispatch->awaited(1), device::OperationInFlight::kNobody);
   dispatch->abort();
   EXPECT_TRUE(dispatch->ended());
-  EXPECT_EQ(dispatch->result().error, kernels::cuda::OpError::kAborted);
+  EXPECT_EQ(dispatch->result().error, kernels::OpError::kAborted);
   EXPECT_EQ(dispatch->result().failed_rank, 0);
   EXPECT_EQ(dispatch->stage(), abi::OpStage::kWaitReady);
   EXPECT_EQ(dispatch->awaited(0), 0u);

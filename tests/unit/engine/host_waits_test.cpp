@@ -31,8 +31,8 @@ class HostWaitsTest : public ::testing::Test, private OperationPeers {
     std::array<std::uint32_t, std::size_t{kRanks} * kRanks> expert_counts{};
   };
 
-  kernels::cuda::Peer peer(std::uint32_t rank) const override {
-    kernels::cuda::Peer peer;
+  kernels::Peer peer(std::uint32_t rank) const override {
+    kernels::Peer peer;
     Block& block = blocks_[rank];
     peer.ready = block.ready.data();
     peer.arrived = block.arrived.data();
@@ -45,7 +45,7 @@ class HostWaitsTest : public ::testing::Test, private OperationPeers {
   void ring() const override {}
 
   void begin() {
-    kernels::cuda::Operation op;
+    kernels::Operation op;
     op.shape.num_ranks = kRanks;
     op.shape.num_experts = kRanks;
     op.shape.topk = 1;
@@ -54,7 +54,7 @@ class HostWaitsTest : public ::testing::Test, private OperationPeers {
     op.tag = op.announcement.tag = kTag;
     op.routing = {nullptr, nullptr, placement_.data(), nullptr, nullptr, 8, 1};
     operation_ = std::make_unique<HostOperation>(
-        kernels::cuda::Kind::kDispatch, op,
+        kernels::Kind::kDispatch, op,
         HostOperation::Needs{*this, plans_, 0, {}, 0, nullptr, {&counts_, waits_.data()}});
     run();
   }
@@ -99,7 +99,7 @@ TEST_F(HostWaitsTest, CountUntilEachSignalWasGiven) {
   arrived(2, done_ns() + 9);
   run();
   ASSERT_TRUE(operation_->ended());
-  EXPECT_EQ(operation_->result().error, kernels::cuda::OpError::kNone);
+  EXPECT_EQ(operation_->result().error, kernels::OpError::kNone);
   EXPECT_EQ(waits_[1].arrived_ns, 3u);
   EXPECT_EQ(waits_[2].arrived_ns, 9u);
   EXPECT_EQ(waits_[0].ready_ns + waits_[0].arrived_ns, 0u) << "nobody waits for himself";

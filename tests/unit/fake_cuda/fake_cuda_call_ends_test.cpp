@@ -176,7 +176,7 @@ TEST_F(FakeCudaCallEnds, AnEngineThatIsNewGoesOnWhereTheOldOneWas) {
   words().tail = sequence;
   words().done = sequence;
   for (std::uint32_t i = 1; i <= abi::kCallSlots; ++i) calls_->store(0, old_noop(sequence - i));
-  calls_->own(0).state->sequence[kernels::cuda::kByStreams] = sequence;
+  calls_->own(0).state->sequence[kernels::kByStreams] = sequence;
   calls_->open(0);
   calls_->resume(0, {});
   for (std::uint32_t i = 0; i < 4; ++i) {
@@ -193,7 +193,7 @@ TEST_F(FakeCudaCallEnds, AnEngineThatIsNewGoesOnWhereTheOldOneWas) {
 
 TEST_F(FakeCudaCallEnds, AFullJournalHoldsUpCommandsAndTurnsAreTakenMeanwhile) {
   start();
-  const std::uint32_t entries = kernels::cuda::kJournalEntries;
+  const std::uint32_t entries = kernels::kJournalEntries;
   for (std::uint32_t i = 0; i < entries; ++i) ring(CallWorld::noop());
   CallWorld::Ring how;
   how.waits = false;

@@ -27,7 +27,7 @@ constexpr std::uint32_t kPairsOfACall = 3;
 
 }  // namespace
 
-CallWorld::CallWorld(const kernels::cuda::Shape& shape, std::uint32_t max_tokens)
+CallWorld::CallWorld(const kernels::Shape& shape, std::uint32_t max_tokens)
     : world_(shape, max_tokens),
       max_tokens_(max_tokens),
       layout_(gpu_test::group_shape(shape, max_tokens, kDepth)),
@@ -57,7 +57,7 @@ void CallWorld::make(std::uint32_t r) {
       cuKernelSetAttribute(CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, kShared, main_, rank(r).device));
   for (CUstream* stream : {&own.pairs, &own.client, &own.control})
     EPD_CU(cuStreamCreate(stream, CU_STREAM_NON_BLOCKING));
-  constexpr std::size_t kDivisions = std::size_t{kernels::cuda::kDivisionKinds} * kCtas;
+  constexpr std::size_t kDivisions = std::size_t{kernels::kDivisionKinds} * kCtas;
   own.arena = std::make_unique<Arena>(rank(r).device, layout_.total_bytes + sizeof(DeviceView) +
                                                           sizeof(WorkDivision) * kDivisions + (256 << 10));
   own.exchange = own.arena->take<std::uint8_t>(layout_.total_bytes);
@@ -67,15 +67,15 @@ void CallWorld::make(std::uint32_t r) {
   own.view = own.arena->take<DeviceView>(1);
   own.division = own.arena->take<WorkDivision>(kDivisions);
   own.lane = own.arena->take<LaneState>(1);
-  own.bells = own.arena->take<kernels::cuda::Bells>(1);
+  own.bells = own.arena->take<kernels::Bells>(1);
   own.generation = own.arena->take<std::uint32_t>(1);
-  own.credits = own.arena->take<kernels::cuda::SmCredits>(1);
+  own.credits = own.arena->take<kernels::SmCredits>(1);
   for (std::uint32_t other = 0; other < r; ++other) {
     if (rank(other).device == rank(r).device) own.credits = ranks_[other].credits;
   }
   own.state->guaranteed_sms = kCtas;
   own.state->timeout_ms = kTimeout_ms;
-  own.runs = own.arena->take<kernels::cuda::ResultRuns>(abi::kReplayedResults);
+  own.runs = own.arena->take<kernels::ResultRuns>(abi::kReplayedResults);
   own.host = pinned<CallHost>(1);
   own.starts = pinned<RouteState>(kRoutes);
   own.results = reinterpret_cast<abi::Results*>(pinned<std::byte>(results_layout_.total_bytes));
@@ -87,7 +87,7 @@ void CallWorld::describe(std::uint32_t r) {
   CallRank& own = use(r);
   const Rank& its = rank(r);
   const auto place = [](const void* at) {
-    return kernels::cuda::RegionPlace{static_cast<std::uint8_t*>(const_cast<void*>(at)), 0};  // NOLINT
+    return kernels::RegionPlace{static_cast<std::uint8_t*>(const_cast<void*>(at)), 0};  // NOLINT
   };
   DeviceView& view = *own.view;
   view = {};
@@ -110,8 +110,8 @@ void CallWorld::describe(std::uint32_t r) {
                                                     {Region::kOutWeights, its.out_weights}};
   for (const auto& [region, at] : regions) view.group.regions[static_cast<std::size_t>(region)] = place(at);
   for (std::uint32_t i = 0; i < size(); ++i) {
-    const kernels::cuda::Peer& peer = rank(i).peer;
-    kernels::cuda::PeerView& to = view.peers[i];
+    const kernels::Peer& peer = rank(i).peer;
+    kernels::PeerView& to = view.peers[i];
     if (i != r) {
       view.group.others |= 1u << i;
       own.bells->of[i] = ranks_[i].words->bell;
@@ -125,7 +125,7 @@ void CallWorld::describe(std::uint32_t r) {
     to.y = place(peer.source.y);
     to.y_weights = place(peer.source.y_weights);
   }
-  for (std::uint32_t i = 0; i < kernels::cuda::kDivisionKinds * kCtas; ++i) {
+  for (std::uint32_t i = 0; i < kernels::kDivisionKinds * kCtas; ++i) {
     own.division[i].ctas = i % kCtas + 1;
     own.division[i].threads = 512;
     own.division[i].shared_bytes = kShared;
@@ -159,9 +159,9 @@ abi::Call CallWorld::combine(std::uint32_t route) const {
   return call;
 }
 
-kernels::cuda::WorkerArguments CallWorld::arguments(std::uint32_t r) const {
+kernels::WorkerArguments CallWorld::arguments(std::uint32_t r) const {
   const CallRank& own = ranks_[r];
-  kernels::cuda::WorkerArguments all;
+  kernels::WorkerArguments all;
   all.lane = own.lane;
   all.credits = own.credits;
   all.bells = own.bells;
@@ -201,10 +201,10 @@ void CallWorld::close(std::uint32_t r) {
 
 void CallWorld::enqueue_pairs(std::uint32_t r, std::uint32_t count) {
   const CUstream stream = use(r).pairs;
-  kernels::cuda::WorkerArguments own = arguments(r);
+  kernels::WorkerArguments own = arguments(r);
   void* parameters[] = {&own};
   for (; count > 0; --count) {
-    own.number = ++ranks_[r].num_pairs * kernels::cuda::kWorksOfPair;
+    own.number = ++ranks_[r].num_pairs * kernels::kWorksOfPair;
     EPD_CU(cuStreamWaitValue64(stream, address(own.calls.words->bell), kAnyBell, CU_STREAM_WAIT_VALUE_AND));
     EPD_CU(cuLaunchKernel(reinterpret_cast<CUfunction>(gate_), 1, 1, 1, kernels::cuda::kGateThreads, 1, 1, 0,
                           stream, parameters, nullptr));
@@ -236,7 +236,7 @@ void CallWorld::write_enabled_epoch(std::uint32_t r, std::uint32_t enabled_epoch
 
 void CallWorld::resume(std::uint32_t r, const Start& start) {
   CallRank& own = ranks_[r];
-  kernels::cuda::CallStart& to = own.host->start;
+  kernels::CallStart& to = own.host->start;
   to.epoch = start.epoch;
   to.index = start.index;
   to.changed_epoch = start.changed_epoch;
@@ -246,7 +246,7 @@ void CallWorld::resume(std::uint32_t r, const Start& start) {
   std::atomic_ref(own.words->epoch).store(static_cast<std::uint32_t>(start.epoch));
   write(r, &own.state->abort, 0);
   write_enabled_epoch(r, (own.enabled_epoch + 1) | 1);
-  ASSERT_TRUE(comes([&] { return kernels::cuda::nothing_runs(now(own.lane->door[0])); }));
+  ASSERT_TRUE(comes([&] { return kernels::nothing_runs(now(own.lane->door[0])); }));
 }
 
 void CallWorld::halt(std::uint32_t r) {
@@ -287,7 +287,7 @@ void CallWorld::store(std::uint32_t r, const abi::Call& call) {
 
 JournalEntry CallWorld::journal(std::uint32_t r) {
   CallRank& own = ranks_[r];
-  const JournalEntry& entry = own.host->journal[own.read % kernels::cuda::kJournalEntries];
+  const JournalEntry& entry = own.host->journal[own.read % kernels::kJournalEntries];
   if (!comes([&] { return now(entry.number) == own.read + 1; })) return {};
   ++own.read;
   return entry;

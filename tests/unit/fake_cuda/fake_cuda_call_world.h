@@ -13,14 +13,14 @@
 namespace epd::fake_cuda_test {
 
 using abi::CallWords;
-using kernels::cuda::CallHost;
-using kernels::cuda::CallState;
-using kernels::cuda::DeviceView;
-using kernels::cuda::JournalEntry;
-using kernels::cuda::LaneState;
-using kernels::cuda::RouteState;
-using kernels::cuda::Task;
-using kernels::cuda::WorkDivision;
+using kernels::CallHost;
+using kernels::CallState;
+using kernels::DeviceView;
+using kernels::JournalEntry;
+using kernels::LaneState;
+using kernels::RouteState;
+using kernels::Task;
+using kernels::WorkDivision;
 
 // Of main kernels.
 inline constexpr unsigned kCtas = 8;
@@ -56,13 +56,13 @@ struct CallRank {
   DeviceView* view = nullptr;
   WorkDivision* division = nullptr;
   LaneState* lane = nullptr;
-  kernels::cuda::Bells* bells = nullptr;
+  kernels::Bells* bells = nullptr;
   std::uint32_t* generation = nullptr;
-  kernels::cuda::SmCredits* credits = nullptr;  // of its device
-  CallHost* host = nullptr;                     // pinned
-  RouteState* starts = nullptr;                 // pinned, [kRoutes]
-  abi::Results* results = nullptr;              // pinned
-  kernels::cuda::ResultRuns* runs = nullptr;
+  kernels::SmCredits* credits = nullptr;  // of its device
+  CallHost* host = nullptr;               // pinned
+  RouteState* starts = nullptr;           // pinned, [kRoutes]
+  abi::Results* results = nullptr;        // pinned
+  kernels::ResultRuns* runs = nullptr;
   bool open = false;
   std::uint32_t num_pairs = 0;  // enqueued
   std::uint32_t enabled_epoch = 0;
@@ -80,7 +80,7 @@ class CallWorld {
   abi::Call cached(std::uint32_t route) const;
   abi::Call combine(std::uint32_t route) const;
 
-  CallWorld(const kernels::cuda::Shape& shape, std::uint32_t max_tokens);
+  CallWorld(const kernels::Shape& shape, std::uint32_t max_tokens);
   ~CallWorld();
   CallWorld(const CallWorld&) = delete;
   CallWorld& operator=(const CallWorld&) = delete;
@@ -130,7 +130,7 @@ class CallWorld {
  private:
   void make(std::uint32_t r);
   void describe(std::uint32_t r);
-  kernels::cuda::WorkerArguments arguments(std::uint32_t r) const;
+  kernels::WorkerArguments arguments(std::uint32_t r) const;
   void write_enabled_epoch(std::uint32_t r, std::uint32_t enabled_epoch);
   void write(std::uint32_t r, const void* word, std::uint32_t value);
   CallRank& use(std::uint32_t r) {

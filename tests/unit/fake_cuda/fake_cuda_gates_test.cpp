@@ -142,7 +142,7 @@ TEST_P(FakeCudaGatesLinger, AMainKernelThatHasNotBegunHoldsUpNoHaltAndRunsNothin
   FaultDir::begin("taken-0");
   call(0, calls_->dispatch(0));
   const auto door = [&] { return now(own.lane->door[0]); };
-  EXPECT_TRUE(comes([&] { return kernels::cuda::nothing_runs(door()) && door() != 0; }));
+  EXPECT_TRUE(comes([&] { return kernels::nothing_runs(door()) && door() != 0; }));
   EXPECT_EQ(now(own.state->index), 1u) << "it is taken";
   std::atomic_ref(own.lane->door[1]).store(own.enabled_epoch + 1);  // a halt
   calls_->resume(0, {.epoch = 2});

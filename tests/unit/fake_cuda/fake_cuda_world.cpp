@@ -2,7 +2,7 @@
 
 namespace epd::fake_cuda_test {
 
-World::World(const kernels::cuda::Shape& shape, std::uint32_t max_tokens) : shape_(shape) {
+World::World(const kernels::Shape& shape, std::uint32_t max_tokens) : shape_(shape) {
   ranks_.resize(shape_.num_ranks);
   for (std::uint32_t r = 0; r < shape_.num_ranks; ++r) make(r, max_tokens);
 }

@@ -18,10 +18,10 @@
 
 namespace epd::fake_cuda_test {
 
-using kernels::cuda::Kind;
+using kernels::Kind;
+using kernels::OpError;
+using kernels::OpResult;
 using kernels::cuda::Operation;
-using kernels::cuda::OpError;
-using kernels::cuda::OpResult;
 
 inline constexpr std::size_t kUnit = std::size_t{2} << 20;
 
@@ -97,20 +97,20 @@ struct Rank : gpu_test::RankRegions {
 
 class World {
  public:
-  World(const kernels::cuda::Shape& shape, std::uint32_t max_tokens);
+  World(const kernels::Shape& shape, std::uint32_t max_tokens);
   ~World();
   World(const World&) = delete;
   World& operator=(const World&) = delete;
 
   Rank& rank(std::uint32_t r) { return ranks_[r]; }
   std::uint32_t size() const { return shape_.num_ranks; }
-  const kernels::cuda::Shape& shape() const { return shape_; }
+  const kernels::Shape& shape() const { return shape_; }
   std::size_t choices() const { return gpu_test::num_choices(shape_); }
 
  private:
   void make(std::uint32_t r, std::size_t max_tokens);
 
-  kernels::cuda::Shape shape_;
+  kernels::Shape shape_;
   std::vector<Rank> ranks_;
 };
 

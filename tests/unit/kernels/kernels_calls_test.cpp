@@ -117,7 +117,7 @@ TEST_F(Calls, BecomeOperationsByTheGroupsView) {
     ASSERT_EQ(judge(call).verdict, Verdict::kRun);
     const RouteState route{abi::op_tag(1 + below(20), below(1000)), below(512), below(2)};
     const TakenCall taken = take(state_, limits_.depth, ring_, call, route);
-    const Operation op = compose(view_.group, taken);
+    const kernels::Operation op = compose(view_.group, taken);
     const GroupView& own = view_.group;
     const bool dispatch = call.op == Op::kDispatch;
     const bool makes = abi::makes_routing(call.op, call.flags);
@@ -236,12 +236,14 @@ TEST(Blocks, FollowTheIndexBeyond32Bits) {
   }
 }
 
-// Bytes of an Operation, of its Shape (4), its Signal (4), its WorkDivision (12), its CountOutputs (4) and
-// its ResultOut (4) that are of no field.
-constexpr std::size_t kPadding = (offsetof(Operation, division) - sizeof(Shape)) +
-                                 (offsetof(Operation, routing) - offsetof(Operation, sum_weights) - 1) +
-                                 (sizeof(Operation) - offsetof(Operation, peers) - sizeof(Operation::peers)) +
-                                 4 + 4 + 12 + 4 + 4;
+// Bytes of a kernel's Operation, of its Shape (4), its Signal (4), its WorkDivision (12), its CountOutputs
+// (4) and its ResultOut (4) that are of no field.
+constexpr std::size_t kPadding =
+    (offsetof(kernels::Operation, division) - sizeof(Shape)) +
+    (offsetof(kernels::Operation, routing) - offsetof(kernels::Operation, sum_weights) - 1) +
+    (sizeof(Operation) - offsetof(kernels::Operation, memories) - sizeof(Operation::memories) -
+     sizeof(Operation::peers)) +
+    4 + 4 + 12 + 4 + 4;
 
 // As kernels do, whose memory holds whatever was there.
 TEST_F(Calls, LeaveNothingOfWhatWasThere) {

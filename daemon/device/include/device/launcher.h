@@ -88,11 +88,11 @@ class CallPort {
     std::uint64_t index = 0;       // of the next operation, as in tags and in the journal
     std::uint64_t index_base = 0;  // to be added for the number that clients know
     std::uint64_t changed_epoch = 0;
-    std::span<const kernels::cuda::RouteState> routes;  // [num_routes]
+    std::span<const kernels::RouteState> routes;  // [num_routes]
     // What the group is in this epoch, except what the lane fills in (workspace, memories).
-    const kernels::cuda::GroupView& view;
-    std::span<const kernels::cuda::PeerView> peers;  // [R]
-    const kernels::cuda::MemoryTable& memories;
+    const kernels::GroupView& view;
+    std::span<const kernels::PeerView> peers;  // [R]
+    const kernels::MemoryTable& memories;
     std::span<const Bell> bells;
   };
 
@@ -123,7 +123,7 @@ class CallPort {
   virtual bool resumed() = 0;
   // The next entry of the journal, in the order of calls; null: none yet. Reads host memory. Valid until
   // pop().
-  virtual const kernels::cuda::JournalEntry* front() const = 0;
+  virtual const kernels::JournalEntry* front() const = 0;
   virtual void pop() = 0;
 
   // What is enqueued: a copy of the words. look() begins a copy unless one is under way. seen() returns each
@@ -145,12 +145,12 @@ class CallPort {
 };
 
 struct LaneShape {
-  kernels::cuda::Shape shape;                             // has row format 0
+  kernels::Shape shape;                                   // has row format 0
   kernels::RowFormat more_formats[abi::kMaxMoreFormats];  // formats 1 to limits.num_formats - 1
   abi::OpLimits limits;                                   // limits of the group's operations
   std::uint32_t placement_words = 0;
   std::int32_t priority = 0;
-  kernels::cuda::Inbox inbox;
+  kernels::Inbox inbox;
   // The rank's own exchange arena, in which its peers signal, if the device has to be asked for the signals.
   // A lane keeps it mapped while it reads there.
   std::shared_ptr<Arena> exchange;
@@ -160,8 +160,8 @@ struct LaneShape {
   // For a host device and a group whose ranks are on several nodes, else null. Must outlive the lane.
   far::FarGroup* far = nullptr;
 
-  kernels::cuda::Shape with_format(std::uint32_t format) const {
-    kernels::cuda::Shape of = shape;
+  kernels::Shape with_format(std::uint32_t format) const {
+    kernels::Shape of = shape;
     if (format != 0) of.format = more_formats[format - 1];
     return of;
   }

@@ -1,7 +1,7 @@
 // The ranks of an operation, as its device sees them.
 #pragma once
 
-#include "kernels/cuda_operation.h"
+#include "kernels/operation.h"
 #include "proto/exchange.h"
 
 #include <cstddef>
@@ -26,7 +26,7 @@ class OperationPeers {
  public:
   virtual ~OperationPeers() = default;
   // For an active rank. Computed at each call, because a group may have more ranks than fit in an Operation.
-  virtual kernels::cuda::Peer peer(std::uint32_t rank) const = 0;
+  virtual kernels::Peer peer(std::uint32_t rank) const = 0;
   // [R] not 0: the rank is inactive. Empty: all ranks are active.
   virtual std::span<const std::uint8_t> masked() const = 0;
 

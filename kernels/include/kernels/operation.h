@@ -4,14 +4,14 @@
 #pragma once
 
 #include "kernels/divisor.h"
-#include "kernels/operations.h"
+#include "kernels/rows.h"
 #include "proto/exchange.h"
 #include "proto/results.h"
 
 #include <cstddef>
 #include <cstdint>
 
-namespace epd::kernels::cuda {
+namespace epd::kernels {
 
 inline constexpr std::uint32_t kMaxRanks = 32;  // reached over NVLink; a set of ranks is one 32-bit word
 inline constexpr std::uint32_t kMaxThreads = 512;
@@ -191,9 +191,7 @@ struct ResultOut {
   std::uint32_t number = 0;       // number of this writing
 };
 
-// Everything about one operation of one rank. It stays in device memory until the operation has ended, and
-// each CTA copies it first. As a kernel's parameter it would cost a microsecond for each line of constant
-// memory that is touched, one after the other.
+// Everything about one operation of one rank, except the other ranks.
 struct alignas(64) Operation {
   Shape shape;
   WorkDivision division;
@@ -228,9 +226,18 @@ struct alignas(64) Operation {
   // [R,kMaxMapped] The memories that ranks have mapped, as this device reaches them; null: operations have no
   // places.
   const abi::MappedMemory* memories = nullptr;
-  Peer peers[kMaxRanks];
 };
 
 enum class Kind { kDispatch, kCombine };
 
-}  // namespace epd::kernels::cuda
+namespace cuda {
+
+// An operation as kernels have it, in shared memory. As a kernel's parameter it would cost a microsecond for
+// each line of constant memory that is touched, one after the other.
+struct Operation : kernels::Operation {
+  Peer peers[kMaxRanks];
+};
+
+}  // namespace cuda
+
+}  // namespace epd::kernels
