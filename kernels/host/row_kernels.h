@@ -1,5 +1,5 @@
 // The inner loops over one row, once for each vector path, and the choice among the paths. Internal:
-// operations.h is the interface. Tests and the benchmark use this header to run every path.
+// rows.h is the interface. Tests and the benchmark use this header to run every path.
 #pragma once
 
 #include "kernels/numbers.h"

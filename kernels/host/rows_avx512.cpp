@@ -18,25 +18,23 @@
 #include <algorithm>
 #include <cstring>
 
-#define EPD_AVX512 __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,fma")))
+#define EPD_PATH __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,fma")))
 #define EPD_AVX512_CRC __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,fma,vpclmulqdq")))
-#define EPD_AVX512_INLINE \
+#define EPD_PATH_INLINE \
   static inline __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,fma"), always_inline))
 
 namespace epd::kernels::host {
 namespace {
 
-bool is_line_aligned(const void* p) {
-  return reinterpret_cast<std::uintptr_t>(p) % 64 == 0;
-}
+using Ints = __m512i;
+using Floats = __m512;
 
-bool can_stream(std::span<void* const> destinations, Stores stores) {
-  return stores == Stores::kStreaming && std::all_of(destinations.begin(), destinations.end(),
-                                                     [](const void* p) { return is_line_aligned(p); });
+EPD_PATH_INLINE __m512i load(const void* p) {
+  return _mm512_loadu_si512(p);
 }
 
 template <Stores kStores>
-EPD_AVX512_INLINE void put(void* place, __m512i value) {
+EPD_PATH_INLINE void put(void* place, __m512i value) {
   if constexpr (kStores == Stores::kStreaming) {
     _mm512_stream_si512(static_cast<__m512i*>(place), value);
   } else {
@@ -44,61 +42,54 @@ EPD_AVX512_INLINE void put(void* place, __m512i value) {
   }
 }
 
-template <Stores kStores>
-EPD_AVX512_INLINE void put(void* place, __m128i value) {
-  if constexpr (kStores == Stores::kStreaming) {
-    _mm_stream_si128(static_cast<__m128i*>(place), value);
-  } else {
-    _mm_storeu_si128(static_cast<__m128i*>(place), value);
-  }
+// Rounds to bf16 in the upper halves. The lower halves are undefined.
+EPD_PATH_INLINE __m512i round_upper(__m512 sum) {
+  const __m512i bits = _mm512_castps_si512(sum);
+  const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
+  const __m512i rounded = _mm512_add_epi32(_mm512_add_epi32(bits, _mm512_set1_epi32(0x7fff)), odd);
+  const __mmask16 nan = _mm512_cmp_ps_mask(sum, sum, _CMP_UNORD_Q);
+  return _mm512_mask_mov_epi32(rounded, nan, _mm512_set1_epi32(0x7fc00000));
 }
 
-template <Stores kStores>
-EPD_AVX512 void copy_to_all(const char* source, std::size_t bytes, std::span<void* const> destinations) {
-  std::size_t i = 0;
-  for (; i + 128 <= bytes; i += 128) {
-    const __m512i a = _mm512_loadu_si512(source + i);
-    const __m512i b = _mm512_loadu_si512(source + i + 64);
-    for (void* destination : destinations) {
-      char* place = static_cast<char*>(destination) + i;
-      put<kStores>(place, a);
-      put<kStores>(place + 64, b);
-    }
-  }
-  for (; i + 16 <= bytes; i += 16) {
-    const __m128i value = _mm_loadu_si128(reinterpret_cast<const __m128i*>(source + i));
-    for (void* destination : destinations) put<kStores>(static_cast<char*>(destination) + i, value);
-  }
-  for (void* destination : destinations)
-    std::memcpy(static_cast<char*>(destination) + i, source + i, bytes - i);
+// Rounds to bf16, as float. All NaNs that occur here have an empty lower half: bf16's, the canonical one, the
+// processor's own.
+EPD_PATH_INLINE __m512 round_sum(__m512 sum) {
+  const __m512i bits = _mm512_castps_si512(sum);
+  const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
+  const __m512i rounded = _mm512_add_epi32(_mm512_add_epi32(bits, _mm512_set1_epi32(0x7fff)), odd);
+  return _mm512_castsi512_ps(_mm512_and_si512(rounded, _mm512_set1_epi32(static_cast<int>(0xffff0000u))));
 }
 
-// Copies a row that begins or ends within a cache line. Whole lines of the row bypass the caches.
-EPD_AVX512 void stream_inner_lines(const char* source, std::size_t bytes, char* destination) {
-  const std::size_t head = std::min<std::size_t>(bytes, -reinterpret_cast<std::uintptr_t>(destination) % 64);
-  const std::size_t inner_end = head + (bytes - head) / 64 * 64;
-  std::memcpy(destination, source, head);
-  for (std::size_t i = head; i < inner_end; i += 64)
-    put<Stores::kStreaming>(destination + i, _mm512_loadu_si512(source + i));
-  std::memcpy(destination + inner_end, source + inner_end, bytes - inner_end);
+EPD_PATH_INLINE __m512i round_result(__m512 even, __m512 odd) {
+  return _mm512_mask_blend_epi16(0xaaaaaaaau, _mm512_srli_epi32(round_upper(even), 16), round_upper(odd));
 }
 
-void copy_row(const void* source, std::size_t bytes, std::span<void* const> destinations, Stores stores) {
-  const auto* from = static_cast<const char*>(source);
-  if (can_stream(destinations, stores)) {
-    copy_to_all<Stores::kStreaming>(from, bytes, destinations);
-  } else if (stores == Stores::kStreaming) {
-    for (void* destination : destinations) stream_inner_lines(from, bytes, static_cast<char*>(destination));
-  } else {
-    for (void* destination : destinations) std::memcpy(destination, from, bytes);
-  }
+EPD_PATH_INLINE __m512 even_floats(__m512i y) {
+  return _mm512_castsi512_ps(_mm512_slli_epi32(y, 16));
 }
+
+EPD_PATH_INLINE __m512 odd_floats(__m512i y) {
+  return _mm512_castsi512_ps(_mm512_and_si512(y, _mm512_set1_epi32(static_cast<int>(0xffff0000u))));
+}
+
+EPD_PATH_INLINE __m512 broadcast(float value) {
+  return _mm512_set1_ps(value);
+}
+
+EPD_PATH_INLINE __m512 multiply_add(__m512 a, __m512 b, __m512 c) {
+  return _mm512_fmadd_ps(a, b, c);
+}
+
+template <bool kGrouped>
+constexpr std::size_t kSumVectors = 4;
+
+#include "host/vector_rows.h"
 
 // Turns 16 products times 8 into codes, each in byte 1 of its 32-bit lane. The sign is lost; the other bits
 // are undefined. It rounds as float_to_e4m3 does, with sign(p) * 2^(e+20) as the shifter. The factor 8 makes
 // the smallest exponent field of the shifter 144, and 144 * 8 = 0 mod 128, so the exponent needs no
 // subtraction.
-EPD_AVX512_INLINE __m512i codes_in_byte_1(__m512 product) {
+EPD_PATH_INLINE __m512i codes_in_byte_1(__m512 product) {
   constexpr int kMaxMagnitudeSignOfFirst = 0x3;
   const __m512 bounded = _mm512_range_ps(product, _mm512_set1_ps(0x1p-3f), kMaxMagnitudeSignOfFirst);
   const __m512i exponent =
@@ -110,7 +101,7 @@ EPD_AVX512_INLINE __m512i codes_in_byte_1(__m512 product) {
 }
 
 // Casts 2 x 32 finite bf16 to 64 codes. Each 128-bit lane has 8 bytes of `a`, then 8 of `b`.
-EPD_AVX512_INLINE __m512i cast_64(__m512i a, __m512i b, __m512 inverse_times_8) {
+EPD_PATH_INLINE __m512i cast_64(__m512i a, __m512i b, __m512 inverse_times_8) {
   const __m512i upper = _mm512_set1_epi32(static_cast<int>(0xffff0000u));
   const __m512 a_even = _mm512_castsi512_ps(_mm512_slli_epi32(a, 16));
   const __m512 a_odd = _mm512_castsi512_ps(_mm512_and_si512(a, upper));
@@ -131,7 +122,7 @@ EPD_AVX512_INLINE __m512i cast_64(__m512i a, __m512i b, __m512 inverse_times_8) 
   return _mm512_ternarylogic_epi32(_mm512_set1_epi8(0x7f), codes, signs, kSelect);
 }
 
-EPD_AVX512_INLINE std::uint32_t largest_u16(__m512i v) {
+EPD_PATH_INLINE std::uint32_t largest_u16(__m512i v) {
   const __m256i half = _mm256_max_epu16(_mm512_castsi512_si256(v), _mm512_extracti64x4_epi64(v, 1));
   const __m128i quarter = _mm_max_epu16(_mm256_castsi256_si128(half), _mm256_extracti128_si256(half, 1));
   const __m128i inverted = _mm_xor_si128(quarter, _mm_set1_epi32(-1));
@@ -139,7 +130,7 @@ EPD_AVX512_INLINE std::uint32_t largest_u16(__m512i v) {
 }
 
 template <Stores kStores>
-EPD_AVX512 void cast_to_all(const CastRow& row, std::span<void* const> destinations) {
+EPD_PATH void cast_to_all(const CastRow& row, std::span<void* const> destinations) {
   float* scales = row.scales;
   const __m512i order = _mm512_setr_epi64(0, 2, 4, 6, 1, 3, 5, 7);
   const __m512i magnitude = _mm512_set1_epi16(0x7fff);
@@ -179,142 +170,6 @@ EPD_AVX512 void cast_to_all(const CastRow& row, std::span<void* const> destinati
   cast_rest(row, whole, destinations);
 }
 
-void cast_row(const CastRow& row, std::span<void* const> destinations, Stores stores) {
-  if (can_stream(destinations, stores)) {
-    cast_to_all<Stores::kStreaming>(row, destinations);
-  } else {
-    cast_to_all<Stores::kCached>(row, destinations);
-  }
-}
-
-// Rounds to bf16 in the upper halves. The lower halves are undefined.
-EPD_AVX512_INLINE __m512i round_upper(__m512 sum) {
-  const __m512i bits = _mm512_castps_si512(sum);
-  const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
-  const __m512i rounded = _mm512_add_epi32(_mm512_add_epi32(bits, _mm512_set1_epi32(0x7fff)), odd);
-  const __mmask16 nan = _mm512_cmp_ps_mask(sum, sum, _CMP_UNORD_Q);
-  return _mm512_mask_mov_epi32(rounded, nan, _mm512_set1_epi32(0x7fc00000));
-}
-
-template <bool kWeighted>
-EPD_AVX512_INLINE __m512 accumulate(__m512 sum, __m512 value, __m512 weight) {
-  if constexpr (kWeighted) return _mm512_fmadd_ps(weight, value, sum);
-  return _mm512_add_ps(sum, value);
-}
-
-// Sums of 128 columns.
-constexpr std::size_t kVectors = 4;  // of 32 bf16
-struct Columns {
-  __m512 even[kVectors];
-  __m512 odd[kVectors];
-};
-
-template <bool kWeighted, bool kPrefetch>
-EPD_AVX512_INLINE void add_row(Columns& sums, const WeightedRow& source, std::size_t start) {
-  const __m512i upper = _mm512_set1_epi32(static_cast<int>(0xffff0000u));
-  const __m512 weight = _mm512_set1_ps(source.weight);
-  for (std::size_t v = 0; v < kVectors; ++v) {
-    const std::uint16_t* columns = source.row + start + v * 32;
-    if constexpr (kPrefetch) _mm_prefetch(reinterpret_cast<const char*>(columns) + kSumAhead, _MM_HINT_T0);
-    const __m512i y = _mm512_loadu_si512(columns);
-    sums.even[v] = accumulate<kWeighted>(sums.even[v], _mm512_castsi512_ps(_mm512_slli_epi32(y, 16)), weight);
-    sums.odd[v] = accumulate<kWeighted>(sums.odd[v], _mm512_castsi512_ps(_mm512_and_si512(y, upper)), weight);
-  }
-}
-
-EPD_AVX512_INLINE void clear(Columns& sums) {
-  for (std::size_t v = 0; v < kVectors; ++v) sums.even[v] = sums.odd[v] = _mm512_setzero_ps();
-}
-
-// Rounds to bf16, as float. All NaNs that occur here have an empty lower half: bf16's, the canonical one, the
-// processor's own.
-EPD_AVX512_INLINE __m512 rounded_partial_sum(__m512 sum) {
-  const __m512i bits = _mm512_castps_si512(sum);
-  const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
-  const __m512i rounded = _mm512_add_epi32(_mm512_add_epi32(bits, _mm512_set1_epi32(0x7fff)), odd);
-  return _mm512_castsi512_ps(_mm512_and_si512(rounded, _mm512_set1_epi32(static_cast<int>(0xffff0000u))));
-}
-
-EPD_AVX512_INLINE void add_rounded(Columns& sums, const Columns& partial) {
-  for (std::size_t v = 0; v < kVectors; ++v) {
-    sums.even[v] = _mm512_add_ps(sums.even[v], rounded_partial_sum(partial.even[v]));
-    sums.odd[v] = _mm512_add_ps(sums.odd[v], rounded_partial_sum(partial.odd[v]));
-  }
-}
-
-template <bool kWeighted>
-EPD_AVX512_INLINE void add_partial_sum(Columns& sums, std::span<const WeightedRow> rows, std::size_t start) {
-  if (!kWeighted && rows.size() == 1) return add_row<false, true>(sums, rows[0], start);  // is bf16 already
-  Columns partial;
-  clear(partial);
-  for (const WeightedRow& source : rows) add_row<kWeighted, true>(partial, source, start);
-  add_rounded(sums, partial);
-}
-
-// So many summands, from `next` on.
-template <bool kWeighted, bool kPartial>
-EPD_AVX512_INLINE void add_summands(Columns& sums, Summands& next, std::uint32_t count, std::size_t start) {
-  for (std::uint32_t i = 0; i < count; ++i) {
-    if constexpr (kPartial) {
-      add_partial_sum<kWeighted>(sums, {next.row, *next.partial_sum}, start);
-      next.row += *next.partial_sum++;
-    } else {
-      add_row<kWeighted, false>(sums, *next.row++, start);
-    }
-  }
-}
-
-template <bool kWeighted, bool kPartial>
-EPD_AVX512_INLINE void add_domain(Columns& sums, Summands& next, const SumDomain& domain, std::size_t start) {
-  const bool is_bf16 = domain.summands == 1 && (kPartial || !kWeighted);
-  if (!domain.rounded || is_bf16)
-    return add_summands<kWeighted, kPartial>(sums, next, domain.summands, start);
-  Columns partial;
-  clear(partial);
-  add_summands<kWeighted, kPartial>(partial, next, domain.summands, start);
-  add_rounded(sums, partial);
-}
-
-template <bool kWeighted, bool kPartial, bool kDomains>
-EPD_AVX512_INLINE void sum_128_columns(const RowSum& sum, std::size_t start, __m512i (&out)[kVectors]) {
-  Columns sums;
-  clear(sums);
-  if constexpr (kDomains) {
-    Summands next{sum.rows.data(), sum.partial_sums.data()};
-    for (const SumDomain& domain : sum.domains) add_domain<kWeighted, kPartial>(sums, next, domain, start);
-  } else if constexpr (kPartial) {
-    const WeightedRow* first = sum.rows.data();
-    for (const std::uint32_t count : sum.partial_sums) {
-      add_partial_sum<kWeighted>(sums, {first, count}, start);
-      first += count;
-    }
-  } else {
-    for (const WeightedRow& source : sum.rows) add_row<kWeighted, false>(sums, source, start);
-  }
-  for (std::size_t v = 0; v < kVectors; ++v) {
-    const __m512i low = _mm512_srli_epi32(round_upper(sums.even[v]), 16);
-    out[v] = _mm512_mask_blend_epi16(0xaaaaaaaau, low, round_upper(sums.odd[v]));
-  }
-}
-
-constexpr std::size_t whole_columns(std::size_t hidden) {
-  return hidden / (kVectors * 32) * (kVectors * 32);
-}
-
-template <Stores kStores>
-struct Storing {
-  template <bool kWeighted, bool kPartial, bool kDomains>
-  EPD_AVX512 static void sum(const RowSum& sum, std::size_t hidden, std::uint16_t* out) {
-    const std::size_t whole = whole_columns(hidden);
-    for (std::size_t start = 0; start < whole; start += kVectors * 32) {
-      __m512i sums[kVectors];
-      sum_128_columns<kWeighted, kPartial, kDomains>(sum, start, sums);
-      for (std::size_t v = 0; v < kVectors; ++v) put<kStores>(out + start + v * 32, sums[v]);
-    }
-    sum_rest(sum, whole, hidden, out);
-  }
-};
-
 // The CRC of `fold`, which began with ~0, and of the bytes behind.
 EPD_AVX512_CRC std::uint32_t crc_of(const Crc32cFold& fold, const void* rest, std::size_t bytes) {
   std::byte left[Crc32cFold::kBytes];
@@ -325,12 +180,13 @@ EPD_AVX512_CRC std::uint32_t crc_of(const Crc32cFold& fold, const void* rest, st
 struct StoringWithCrc {
   template <bool kWeighted, bool kPartial, bool kDomains>
   EPD_AVX512_CRC static std::uint32_t sum(const RowSum& sum, std::size_t hidden, std::uint16_t* out) {
-    const std::size_t whole = whole_columns(hidden);
+    constexpr std::size_t kVectors = kSumVectors < kPartial || kDomains > ;
+    const std::size_t whole = hidden / (kVectors * kColumns) * (kVectors * kColumns);
     Crc32cFold fold(~std::uint32_t{0});
-    for (std::size_t start = 0; start < whole; start += kVectors * 32) {
-      __m512i sums[kVectors];
-      sum_128_columns<kWeighted, kPartial, kDomains>(sum, start, sums);
-      for (std::size_t v = 0; v < kVectors; ++v) put<Stores::kCached>(out + start + v * 32, sums[v]);
+    for (std::size_t start = 0; start < whole; start += kVectors * kColumns) {
+      Ints sums[kVectors];
+      sum_block<kWeighted, kPartial, kDomains>(sum, start, sums);
+      for (std::size_t v = 0; v < kVectors; ++v) put<Stores::kCached>(out + start + v * kColumns, sums[v]);
       fold.add(sums);
     }
     sum_rest(sum, whole, hidden, out);
@@ -338,27 +194,6 @@ struct StoringWithCrc {
     return whole == 0 ? crc32c(std::as_bytes(std::span(out, hidden))) : crc_of(fold, out + whole, rest);
   }
 };
-
-template <typename How>
-auto sum_any(const RowSum& sum, std::size_t hidden, std::uint16_t* out) {
-  const bool partial = !sum.partial_sums.empty();
-  if (!sum.domains.empty()) {
-    if (partial && sum.weighted) return How::template sum<true, true, true>(sum, hidden, out);
-    if (partial) return How::template sum<false, true, true>(sum, hidden, out);
-    if (sum.weighted) return How::template sum<true, false, true>(sum, hidden, out);
-    return How::template sum<false, false, true>(sum, hidden, out);
-  }
-  if (partial && sum.weighted) return How::template sum<true, true, false>(sum, hidden, out);
-  if (partial) return How::template sum<false, true, false>(sum, hidden, out);
-  if (sum.weighted) return How::template sum<true, false, false>(sum, hidden, out);
-  return How::template sum<false, false, false>(sum, hidden, out);
-}
-
-void sum_rows(const RowSum& sum, std::size_t hidden, std::uint16_t* out, Stores stores) {
-  if (stores == Stores::kStreaming && is_line_aligned(out))
-    return sum_any<Storing<Stores::kStreaming>>(sum, hidden, out);
-  return sum_any<Storing<Stores::kCached>>(sum, hidden, out);
-}
 
 EPD_AVX512_CRC std::uint32_t copy_row_crc(const void* source, std::size_t bytes, void* destination) {
   const auto* from = static_cast<const std::byte*>(source);
@@ -373,10 +208,6 @@ EPD_AVX512_CRC std::uint32_t copy_row_crc(const void* source, std::size_t bytes,
   }
   std::memcpy(to + i, from + i, bytes - i);
   return i == 0 ? crc32c({to, bytes}) : crc_of(fold, to + i, bytes - i);
-}
-
-void store_fence() {
-  _mm_sfence();
 }
 
 }  // namespace
