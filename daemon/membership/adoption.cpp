@@ -1,10 +1,10 @@
 #include "adoption.h"
 
-#include "membership/join_rules.h"
+#include "membership/group.h"
 #include "membership/limits.h"
-#include "memberships.h"
 #include "proto/binding_rules.h"
 #include "proto/shape_rules.h"
+#include "tables.h"
 
 #include <algorithm>
 

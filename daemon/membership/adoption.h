@@ -1,6 +1,6 @@
-// Groups that an earlier coordinator has begun, put together from what the nodes report. A report that no
-// honest node makes counts for nothing: its node is told that the group ends. Nor does it count against other
-// nodes' reports. Who takes no part in a group cannot describe it: its epoch key is known there alone.
+// Groups of an earlier coordinator, put together from the nodes' reports. A report that no honest node makes
+// counts for nothing, not even against other nodes' reports: its node is told that the group ends. Only nodes
+// of a group know its epoch key, so no other node can describe it.
 #pragma once
 
 #include "membership/group.h"
@@ -21,7 +21,7 @@ class Adoption {
   // A node that has attached, and what it says of itself.
   struct Reporter {
     std::uint32_t index = 0;   // among all nodes that have attached
-    std::uint32_t number = 0;  // of the coordinator of `term`; 0: it has none
+    std::uint32_t number = 0;  // from the coordinator of `term`; 0: none
     std::uint64_t term = 0;
     std::size_t num_devices = 0;
   };
@@ -31,13 +31,13 @@ class Adoption {
   };
 
   void add(const Reporter& reporter, const GroupReport& report);
-  // Groups whose ranks are all reported, told alike, by nodes of one term. If two of them give one number to
-  // two nodes, or have one id, the one of more nodes is adopted, or that of the later term. Groups
-  // of one node alone are left out beyond `most`, and beyond that node's share of it.
+  // Returns the groups whose ranks are all reported, in equal reports, by nodes of one term. If two groups
+  // give one number to two nodes, or have one id, the group of more nodes is adopted, or that of the later
+  // term. Groups of one node alone are left out beyond `most`, and beyond that node's share of it.
   Adopted take(std::size_t most);
 
  private:
-  // What is told alike, of one group id.
+  // Equal reports of one group id.
   struct Reports {
     GroupReport first;
     std::uint64_t term = 0;
@@ -46,7 +46,7 @@ class Adoption {
     std::map<std::uint32_t, std::uint32_t> numbers;  // by index
   };
   static bool is_sound(const GroupDescription& told);
-  // Of a rank of a sound description. Each membership has a number of its own.
+  // Judges one rank of a sound description. Each membership has a number of its own.
   bool is_sound(const Reporter& reporter, const GroupDescription& told, const RankReport& rank) const;
   static bool is_whole(const Reports& reports);
   Reports& reports_of(const Reporter& reporter, const GroupReport& report);

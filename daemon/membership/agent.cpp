@@ -26,16 +26,16 @@ std::string seconds(std::uint64_t ns) {
   return std::to_string(ns / 1'000'000'000) + "." + std::to_string(ns / 100'000'000 % 10) + " s";
 }
 
-// Of an ended group whose name is not free yet.
+// Says who keeps the name of an ended group in use.
 std::string still_here(const Group& group) {
   std::string who;
   for (const auto& [rank, member] : group.members) {
     if (member.gone()) continue;
-    who += (who.empty() ? "" : ", ") + ("rank " + std::to_string(rank)) + " (session " +
+    who += (who.empty() ? "rank " : ", rank ") + std::to_string(rank) + " (session " +
            std::to_string(member.session.number) + ", pid " + std::to_string(member.pid) + ")";
   }
-  return "the group has ended on this node, and has not been left by " +
-         (who.empty() ? "all ranks here" : who) + "; allowed: a join when they have left or ended";
+  return "group \"" + group.name + "\" has ended on this node, and is still in use by " +
+         (who.empty() ? "its engines" : who) + "; allowed: to join when it is left";
 }
 
 }  // namespace
@@ -80,7 +80,7 @@ void Agent::handle(Event event) {
     near_.said(event, clock_.now_ns());
     say(event);
   }
-  take_from_ended();  // behind the event: requests that it has made possible
+  take_from_ended();  // after the event, which may have made requests possible
 }
 
 Status Agent::evict(const EvictRank& event) {
@@ -113,7 +113,7 @@ Status Agent::evict(const EvictRank& event) {
   return {};
 }
 
-// A rank that has come back since is another member, with a join of its own.
+// Whether the evicted member is still here. A rank that has come back is another member, with another join.
 bool Agent::stands(const Eviction& eviction) const {
   const auto group = near_.all().find(eviction.event.group_id);
   if (group == near_.all().end()) return false;
@@ -127,7 +127,7 @@ void Agent::forget_evictions() {
   std::erase_if(evictions_, [this](const Eviction& eviction) { return !stands(eviction); });
 }
 
-// Their joins would be said again, and the next coordinator knows no eviction.
+// The next coordinator would be told these joins, and does not know of the evictions.
 void Agent::refuse_evicted_joins() {
   for (const auto& [event, join] : evictions_) {
     const std::string text = "rank " + std::to_string(event.rank) + " " + event.how;
@@ -135,13 +135,13 @@ void Agent::refuse_evicted_joins() {
   }
 }
 
-// Of one that an earlier coordinator has been told nobody knows whether it has decided.
+// An earlier coordinator may not have decided about them.
 void Agent::say_evictions() {
   forget_evictions();
   for (const Eviction& eviction : evictions_) say(eviction.event);
 }
 
-// What every coordinator has to know, and the registry of what ends here.
+// Keeps what each new coordinator must be told. Also tells the registry of ended groups.
 void Agent::keep(const Event& event) {
   const bool of_all = std::holds_alternative<EngineUp>(event) || std::holds_alternative<EngineDown>(event) ||
                       std::holds_alternative<SessionClosed>(event);
@@ -165,7 +165,7 @@ bool Agent::is_answered_here(const Event& event) const {
   return ended_.groups().contains(group_of(event));
 }
 
-// A membership that has ended here without the coordinator.
+// Whether the leave names a membership that ended here without the coordinator.
 bool Agent::names_ended(const LeaveRequest& leave) const {
   for (const auto& [id, group] : ended_.groups()) {
     for (const auto& [rank, member] : group.members) {
@@ -209,7 +209,7 @@ void Agent::channel_began() {
   attach();
 }
 
-// All that is under way is given up; what is said from now on builds on Attach.
+// Begins a new attachment. Earlier messages are given up; later ones build on Attach.
 void Agent::attach() {
   messages_.clear();
   refuse_evicted_joins();
@@ -232,7 +232,7 @@ void Agent::attach() {
   beat_ns_ = clock_.now_ns() + options_.times.heartbeat_ms * kMs;
 }
 
-// Ranks that no engine here knows: their joins are said again.
+// Releases the memory of ranks that no engine here knows. Their joins will be said again.
 void Agent::release_unstarted() {
   for (const ReleaseMemory& action : near_.take_unannounced()) actions_.emplace_back(action);
 }
@@ -249,7 +249,7 @@ void Agent::handle(const ToAgent& message) {
     return;
   }
   if (welcome != nullptr && (state_ != State::kAttaching || welcome->attempt != attempt_)) return;
-  // Another coordinator, of which nothing has been heard but this.
+  // This is the first message of a new coordinator.
   if (welcome == nullptr && state_ == State::kAttached && message.term > term_) {
     attach();
     return;
@@ -263,7 +263,7 @@ void Agent::handle(const ToAgent& message) {
     number_ = message.number;
     term_ = message.term;
     if (kept)
-      end_all_but(welcome->groups, Whose::kOther, "the coordinator has started anew without its group");
+      end_all_but(welcome->groups, Whose::kOther, "the coordinator was restarted without its group");
     else
       end_all_but(welcome->groups, Whose::kOwn,
                   here() + " was put out of the cluster" + (put_out_.empty() ? "" : ": " + put_out_));
@@ -283,7 +283,7 @@ void Agent::obey(const Welcome&) {
   say_requests();
 }
 
-// An engine can't be told of a group that it still knows from before.
+// An engine that still knows an ended group can't be told of the next one of the same name.
 const Group* Agent::waits_for(const Event& request) const {
   const auto* join = std::get_if<JoinRequest>(&request);
   if (join == nullptr) return nullptr;
@@ -313,7 +313,7 @@ void Agent::say_requests() {
   }
 }
 
-// What is for an engine that has started since, or is down.
+// Whether the order is for an engine that has started since, or is down.
 bool Agent::is_late(const Order& order) const {
   const auto late = [&](const auto& action) {
     using T = std::decay_t<decltype(action)>;
@@ -333,7 +333,7 @@ void Agent::obey(const Order& order) {
   if (!is_late(order)) carry_out(order.action);
 }
 
-// Of a session that has closed nothing is kept.
+// A closed session's members are gone by then, so nothing is kept of it.
 void Agent::note_number(std::uint64_t group_id, const MemberDescription& member) {
   const auto group = near_.all().find(group_id);
   if (group == near_.all().end()) return;
@@ -377,7 +377,7 @@ void Agent::carry_out(Action action) {
 
 // ---- without the coordinator
 
-// The first such rank. Which of the others are lost is not known here.
+// Returns the first such rank. Which of the others are lost is not known here.
 std::optional<std::uint32_t> Agent::lost_of(const NearGroup& group, Whose whose) {
   if (whose == Whose::kOther) {
     for (const RankDescription& rank : group.ranks) {
@@ -411,7 +411,7 @@ void Agent::end(std::uint64_t group_id, const BreakReason& reason) {
   const BreakReason why = group.failed ? group.reason : reason;
   ended_.adopt_to_end(std::move(group).to_end(), why);
   for (const Event& eviction : evictions) ended_.handle(eviction);
-  // Leaves that the coordinator has not answered are leaves of this one.
+  // Leaves that the coordinator has not answered are answered here.
   for (const RequestId& id : std::set<RequestId>(requests_.leaves())) {
     const Event leave = requests_.find(id)->event;
     if (!names_ended(std::get<LeaveRequest>(leave))) continue;
@@ -429,7 +429,7 @@ void Agent::take_from_ended() {
   say_requests();
 }
 
-// Nobody else can say so: the coordinator does not know of them.
+// The coordinator does not know these joins, so the agent refuses them.
 void Agent::refuse_overdue() {
   for (const RequestId& id : requests_.unsaid_joins(drains_ ? kNever : clock_.now_ns())) {
     const Group* const ended = waits_for(requests_.find(id)->event);
@@ -441,8 +441,8 @@ void Agent::refuse_overdue() {
   }
 }
 
-// Whether nobody has to decide about the group. While its engines can't reach each other it has to break,
-// though no operation has missed its deadline yet.
+// Whether the group needs no decision. A group whose engines can't reach each other has to break, even before
+// an operation misses its deadline.
 bool Agent::runs_on(const NearGroup& group) const {
   const std::uint64_t lasts_ns = 2 * options_.times.node_timeout_ms * kMs;
   return group.is_steady() && !(group.pair_lost_ns && clock_.now_ns() < *group.pair_lost_ns + lasts_ns);
@@ -460,7 +460,7 @@ bool Agent::has_leave_of(const NearGroup& group) const {
   });
 }
 
-// They name nothing that is here.
+// Refuses leaves that name no membership here.
 void Agent::refuse_leaves() {
   for (const RequestId& id : std::set<RequestId>(requests_.leaves())) {
     const std::uint32_t member = std::get<LeaveRequest>(requests_.find(id)->event).member;
@@ -471,8 +471,8 @@ void Agent::refuse_leaves() {
   }
 }
 
-// Groups that need a decision, or that a rank here asks to leave, end here, which is a leave of the ranks
-// here. The others run on.
+// Ends groups that need a decision, or that a rank here asks to leave: the ranks here leave by that. Others
+// continue.
 void Agent::give_up() {
   state_ = State::kApart;
   messages_.clear();

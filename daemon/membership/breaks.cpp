@@ -39,7 +39,7 @@ void Breaks::begin(Group& group, BreakReason reason, std::set<std::uint32_t> cha
   advance(group);
 }
 
-// Operations have failed meanwhile. So these have to resume, to repeat them, and to ask again.
+// Operations have failed since, so these ranks have to resume, repeat them, and ask again.
 void Breaks::refuse_asked(Group& group) {
   for (const auto& [rank, join] : std::exchange(group.asked, {}))
     desk_.refuse(join.request.id, {group.reason.cause, group.reason.text});
@@ -105,9 +105,9 @@ void Breaks::advance_fatal(Group& group) {
   if (failing.told && all_slots(group, has_released)) become_lost(group);
 }
 
-// From its kStopMember on no rank's calls are taken any more, so an operation that a living rank has not
-// called by then will never be complete either. What each had called is asked behind the kBreak;
-// if that is less than the lost rank's, a second kBreak fails the difference.
+// A stopped rank takes no more calls, so an operation that a living rank has not called by then will never be
+// complete. Each rank is asked for its last call after the kBreak. If that is less than the lost rank's, a
+// second kBreak fails the difference.
 void Breaks::send_fatal(Group& group, Group::Failing& failing) {
   std::uint64_t fail_from = failing.fail_from;
   for (const auto& [rank, member] : group.members) {
@@ -132,13 +132,12 @@ void Breaks::resume(Group& group) {
     fail(group,
          {StatusCode::kAborted, -1,
           "epoch " + std::to_string(group.epoch) +
-              " is the last that a group can have; allowed: to leave and join it anew"},
+              " is the last that a group can have; allowed: to leave it and join again"},
          0);
     advance(group);
     return;
   }
-  // An epoch follows another only with a rank of that: so the ranks of an epoch know whether there is a later
-  // one.
+  // Each new epoch has a rank of the epoch before it, so a rank can always tell whether it missed an epoch.
   if (desk_.spans() && !any_took_part(group)) {
     fail(group, {StatusCode::kRankLost, group.reason.failed_rank, "no rank is left: " + group.reason.text},
          0);
@@ -154,7 +153,7 @@ void Breaks::resume(Group& group) {
   }
   ++group.epoch;
   group.epoch_key = desk_.new_epoch_key();
-  // No rank is left of those that could say: then nobody has got further.
+  // If no rank is left that could say so, nobody has got further.
   if (resume_index != kNever) group.resume_index = resume_index;
   steps_.send_changes(group, over.changed);
   apply_changes(group, over.changed);

@@ -1,10 +1,8 @@
 // The break protocol: groups break, fail, resume, and are forgotten. README of daemon/ draws it.
 #pragma once
 
-#include "desk.h"
-#include "group_table.h"
-#include "members.h"
 #include "steps.h"
+#include "tables.h"
 
 #include <cstdint>
 #include <set>
@@ -23,7 +21,7 @@ class Breaks {
   void on(const Broken& event);
   void on(const GroupRemoved& event);
 
-  // The active group of which an engine asks that it break. Null: there is none.
+  // Returns the active group that the engine asks to break. Null: there is none.
   Group* asked(const BreakRequested& event);
   static BreakReason reason_of(const Group& group, const abi::Break& message);
 
@@ -31,14 +29,14 @@ class Breaks {
   void begin(Group& group, BreakReason reason, std::set<std::uint32_t> changed = {});
   // Fatal. `fail_from` 0: nothing runs any more.
   void fail(Group& group, BreakReason reason, std::uint64_t fail_from = kNever);
-  // An operation that was to run to its end can't, or takes too long: now none does.
+  // Fails operations that were to be completed: one of them can't be, or takes too long.
   void fail_everything(Group& group);
   // Moves a breaking group on as far as the answers allow. May forget the group.
   void advance(Group& group);
-  // The engine has forgotten the group, or has died doing so. A rank that has come since is told to it anew.
+  // The engine has forgotten the group, or has died before it had. A rank that has come since is told to it
+  // again.
   void slot_free(Group& group, EngineId engine);
-  // These may forget the group.
-  // Engines are told to forget it, then it is forgotten, as far as these may be now.
+  // The following may forget the group.
   void remove(Group& group);
   void remove_if_empty(Group& group);
   void forget_if_removed(Group& group);

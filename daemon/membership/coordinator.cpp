@@ -10,12 +10,12 @@ namespace epd::membership {
 namespace {
 
 constexpr std::uint64_t kMs = 1'000'000;
-constexpr std::uint32_t kMaxNumber = 1u << 30;  // of nodes; begins anew behind it
-// For so long an engine is to be killed and is not down: then its node does not do it. One that is stopped
-// may go on before.
+constexpr std::uint32_t kMaxNumber = 1u << 30;  // of nodes; 1 follows
+// A node that has not brought an engine down this long after the first order to kill it is lost. An engine
+// that is stopped may resume before.
 constexpr std::uint64_t kKillMs = 60'000;
 constexpr std::size_t kMostWaiting = 4096;  // things that one node says before all have reported
-// Between the terms of two coordinators; who has heard of a higher one is not believed.
+// The most by which a term may exceed the coordinator's. A higher one is not believed.
 constexpr std::uint64_t kMaxTermStep = std::uint64_t{1} << 40;
 
 // The upper half of the ids of spanning groups: each coordinator has its own.
@@ -23,7 +23,7 @@ std::uint64_t id_prefix(std::uint64_t term) {
   return (std::uint64_t{1} << 31) | (term & 0x7fff'ffff);
 }
 
-// What a node can know.
+// Events of these two kinds come from the coordinator itself, never from a node.
 bool is_of_node(const Event& event) {
   return !std::holds_alternative<NodeUp>(event) && !std::holds_alternative<NodeLost>(event);
 }
@@ -142,7 +142,7 @@ Status Coordinator::check_user(const std::string& name, std::uint32_t uid) const
   return options_.check_user ? options_.check_user(name, uid) : Status();
 }
 
-// Of its own devices, and of its own ranks.
+// A node may report only its own devices, and evict only its own ranks.
 bool Coordinator::may_say(const NodeEntry& node, const Event& event) const {
   if (const auto* evicted = std::get_if<EvictRank>(&event)) {
     const auto group = groups().find(evicted->group_id);
@@ -158,8 +158,8 @@ void Coordinator::tell(Event event) {
   carry_out();
 }
 
-// An address leads to one engine. Who says that of another node's would take the messages that are meant for
-// it. An engine that has none can't be reached.
+// An address leads to one engine. A node that claims the address of another node's engine would take that
+// engine's messages, so the claim is dropped. An engine without an address can't be reached.
 bool Coordinator::take_address(const EngineUp& up) {
   const auto found = addresses_.find(up.address);
   if (found != addresses_.end() && found->second.node != up.engine.node) return false;
@@ -204,7 +204,7 @@ void Coordinator::attach(const std::string& name, const Attach& message, std::ui
   NodeEntry& node = nodes_[name];
   if (node.state == NodeEntry::State::kUp)
     lose(name, node,
-         node.attach.boot == message.boot ? "its channel has begun anew" : "its daemon has started anew");
+         node.attach.boot == message.boot ? "its channel was opened again" : "its daemon was restarted");
   node.state = NodeEntry::State::kReporting;
   node.since_ns = node.heard_ns = clock_.now_ns();
   node.attach = message;
@@ -221,7 +221,7 @@ void Coordinator::attach(const std::string& name, const Attach& message, std::ui
   carry_out();
 }
 
-// The registry learns of it; what it decides is sent later, behind Welcome.
+// Tells the registry of the node. The registry's actions are sent later, after Welcome.
 void Coordinator::admit(const std::string& name, NodeEntry& node) {
   node.state = NodeEntry::State::kUp;
   names_[node.number] = name;
@@ -243,7 +243,7 @@ void Coordinator::lose(const std::string& name, NodeEntry& node, const std::stri
   tell(NodeLost{node.number, how});
 }
 
-// Those that were lost long ago. Whoever is forgotten hears that he has to attach anew when he speaks.
+// Forgets nodes that were lost long ago. Such a node is told to attach again when it speaks.
 void Coordinator::forget_lost() {
   const std::uint64_t now = clock_.now_ns();
   std::erase_if(nodes_, [now](const auto& entry) {
@@ -270,8 +270,9 @@ void Coordinator::node_gone(const std::string& name, const std::string& how) {
 
 // ---- the beginning
 
-// Numbers of groups that are named in reports, none of which a new group is to have, and numbers of nodes
-// beyond those named there. A coordinator of before had this one's prefix, or a node says so.
+// Returns the ids of groups that reports name, which no new group may get, and moves next_number_ above the
+// numbers of nodes in the reports. An earlier coordinator may have had the same prefix, or a node may claim
+// so.
 std::set<std::uint64_t> Coordinator::begin_beyond_reports() {
   std::set<std::uint64_t> taken;
   for (const auto& [name, node] : nodes_) {
@@ -295,8 +296,8 @@ bool Coordinator::is_in_use(std::uint32_t number) const {
          });
 }
 
-// A node may have claimed a high one, so the last is followed by the first. Its former number would tell a
-// node that its groups might go on.
+// A node may have claimed a high number, so 1 follows the last. A node never gets its former number: that
+// would tell it that its groups might continue.
 std::uint32_t Coordinator::next_number(std::uint32_t former) {
   std::uint32_t number = former;
   while (number == former || is_in_use(number)) {
@@ -306,7 +307,7 @@ std::uint32_t Coordinator::next_number(std::uint32_t former) {
   return number;
 }
 
-// Who takes part in a group that goes on keeps its number, and anybody else if it is free.
+// A node of an adopted group keeps its number. Any other node keeps its number if it is free.
 void Coordinator::open() {
   std::set<std::uint64_t> taken = begin_beyond_reports();
   registry_ = std::make_unique<GroupRegistry>(
@@ -335,7 +336,7 @@ void Coordinator::open() {
   for (auto& [name, node] : nodes_) {
     if (node.number == 0) node.number = next_number(node.attach.number);
   }
-  // Who takes part in a group is known, and so are the addresses of its engines.
+  // Nodes of adopted groups come first: their numbers and addresses are known to be right.
   for (const bool known : {true, false}) {
     index = 0;
     for (auto& [name, node] : nodes_) {
@@ -353,7 +354,7 @@ void Coordinator::open() {
   }
 }
 
-// By node: those of them that it takes part in.
+// Returns, for each node, the groups that it takes part in.
 std::map<std::uint32_t, std::vector<std::uint64_t>> Coordinator::adopt(std::vector<Group> groups) {
   std::map<std::uint32_t, std::vector<std::uint64_t>> stay;
   for (Group& group : groups) {

@@ -48,7 +48,7 @@ void Departures::on(const SessionClosed& event) {
   parts_.memberships.forget(event.session);
 }
 
-// What it waits for: groups that it has not joined yet.
+// Forgets the joins of these sessions that are still waiting.
 void Departures::forget_waiting(const EndedSessions& ended) {
   parts_.joins.sessions_closed(ended);
   for (const std::uint64_t id : parts_.groups.ids()) forget_waiting(*parts_.groups.find(id), ended);
@@ -84,7 +84,7 @@ bool Departures::lose_late(const BreakRequested& event) {
   if (!group->lives(rank)) return false;
   const std::string text = "rank " + std::to_string(rank) + " is late, and so lost: " + reason.text;
   const Member& member = group->members.at(rank);
-  // One whose Joined is owed does not know its new number: what is noted of it stays.
+  // A rank that has no answer to its join does not know its new number, so the old note stays.
   if (!desk_.spans() && member.presence == Presence::kHere)
     group->late[rank] = {member.session, member.member};
   put_out(*group, {rank}, Status(StatusCode::kAborted, text), text);
@@ -95,7 +95,7 @@ void Departures::on(const RankRefused& event) {
   const abi::RankRefused& message = event.message;
   if (parts_.groups.find_slot(message.group_id, event.engine) == nullptr) return;
   Group& group = *parts_.groups.find(message.group_id);
-  // What it can't use is memory of its own node.
+  // An engine can refuse memory of its own node only.
   if (!group.lives(message.rank) || group.members.at(message.rank).engine.node != event.engine.node) return;
   const std::string rank = "rank " + std::to_string(message.rank);
   const std::string why(message.text, abi::text_length(message.text));
@@ -156,7 +156,7 @@ void Departures::lose(Group& group, const std::vector<std::uint32_t>& ranks, Bre
   }
 }
 
-// The ranks' kStopMember goes first: a stopped rank has no say in where the others go on.
+// kStopMember goes first: a stopped rank has no say in where the others resume.
 void Departures::lose_some(Group& group, const std::vector<std::uint32_t>& ranks, BreakReason reason) {
   bool took_part = false;
   for (const std::uint32_t rank : ranks) {
@@ -193,7 +193,7 @@ void Departures::on(const NodeLost& event) {
   parts_.memberships.forget(ended);
 }
 
-// Nobody can say how far its engines came.
+// Nobody knows how far the node's engines came.
 void Departures::node_lost(Group& group, std::uint32_t node, const std::string& how) {
   const std::uint64_t id = group.id;
   const bool over =
@@ -222,7 +222,7 @@ void Departures::node_lost(Group& group, std::uint32_t node, const std::string& 
   if (parts_.groups.find(id) != nullptr) forget_engines(group, node);
 }
 
-// Those that no living rank has needed.
+// Forgets the node's engines, which no living rank needs.
 void Departures::forget_engines(Group& group, std::uint32_t node) {
   if (group.is(GroupPhase::kActive) || group.is(GroupPhase::kBreaking))
     std::erase_if(group.engines, [node](const auto& entry) { return entry.first.node == node; });
@@ -245,7 +245,7 @@ void Departures::put_out(Group& group, const std::set<std::uint32_t>& nodes, con
   put_out(group, ranks, Status(StatusCode::kAborted, text), text);
 }
 
-// `joining`: what those hear that have not come yet.
+// `joining` is the answer to ranks that have not joined yet.
 void Departures::put_out(Group& group, const std::vector<std::uint32_t>& ranks, const Status& joining,
                          const std::string& text) {
   for (const std::uint32_t rank : ranks) {
@@ -259,7 +259,7 @@ void Departures::put_out(Group& group, const std::vector<std::uint32_t>& ranks, 
   lose(group, ranks, {StatusCode::kRankLost, static_cast<std::int32_t>(ranks.front()), text});
 }
 
-// How far its operations had come nobody knows: under fail fast nothing runs any more.
+// Nobody knows how far the engine's operations had come, so under fail fast nothing continues.
 void Departures::cannot_serve(Group& group, EngineId engine, const Status& status) {
   std::vector<std::uint32_t> ranks;
   for (const auto& [rank, member] : group.members) {

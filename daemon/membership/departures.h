@@ -2,14 +2,10 @@
 #pragma once
 
 #include "breaks.h"
-#include "desk.h"
 #include "forming.h"
-#include "group_table.h"
 #include "joins.h"
-#include "members.h"
-#include "memberships.h"
-#include "nodes.h"
-#include "rejoins.h"
+#include "steps.h"
+#include "tables.h"
 
 #include <cstdint>
 #include <set>
@@ -37,15 +33,15 @@ class Departures {
   void on(const EvictRank& event);
   void on(const RankRefused& event);
   void on(const NodeLost& event);
-  // Of a group that loses ranks which miss a deadline: such a rank is lost. False: the event says no such
-  // thing. May forget the group.
+  // Under degrade_late, a rank that misses a deadline is lost. False: the event reports no such rank. May
+  // forget the group.
   bool lose_late(const BreakRequested& event);
-  // Nodes that others of the group can't reach: their ranks are lost, and their clients hear of it. One break
-  // for all of them. May forget the group.
+  // Puts out nodes that the group's others can't reach: their ranks are lost in one break, and their clients
+  // hear of it. May forget the group.
   void put_out(Group& group, const std::set<std::uint32_t>& nodes, const std::string& how);
-  // An engine that was to take its ranks up again has refused: they are lost. May forget the group.
+  // The ranks of an engine that refuses to serve the group again are lost. May forget the group.
   void cannot_serve(Group& group, EngineId engine, const Status& status);
-  // Ranks that have not come back in time are refused, and lost. May forget the group.
+  // Refuses, and loses, ranks that have not come back in time. May forget the group.
   void expire_rejoins(Group& group);
 
  private:

@@ -1,19 +1,12 @@
 #include "membership/registry.h"
 
-#include "arrivals.h"
 #include "breaks.h"
 #include "departures.h"
-#include "desk.h"
 #include "engines.h"
 #include "forming.h"
-#include "group_table.h"
 #include "joins.h"
-#include "members.h"
-#include "memberships.h"
-#include "nodes.h"
-#include "pairs.h"
-#include "rejoins.h"
 #include "steps.h"
+#include "tables.h"
 
 #include <algorithm>
 #include <utility>
@@ -135,7 +128,7 @@ void GroupRegistry::adopt_to_end(Group group, BreakReason reason) {
   follow_up();
 }
 
-// What others have waited for: a group that goes on, or that has failed and is in nobody's way any more.
+// Admits joins that waited: for a group to resume, or for one to fail and free its name.
 void GroupRegistry::follow_up() {
   for (;;) {
     const std::vector<std::uint64_t> resumed = parts_->breaks.take_resumed();

@@ -1,9 +1,88 @@
 #include "steps.h"
 
+#include "proto/arena.h"
+
 #include <algorithm>
 #include <utility>
 
 namespace epd::membership {
+
+// ---- members
+
+void Members::stop(const Group& group, Member& member) {
+  if (std::holds_alternative<Member::Stopping>(member.calls)) return;
+  const auto* stopped = std::get_if<Member::Stopped>(&member.calls);
+  const auto* failing = std::get_if<Group::Failing>(&group.state);
+  const auto found = group.engines.find(member.engine);
+  const EnginePhase engine = found != group.engines.end() ? found->second.phase() : EnginePhase::kAbsent;
+  if (stopped != nullptr) {
+    has_stopped(member, stopped->next_submit);
+  } else if (engine == EnginePhase::kDone || engine == EnginePhase::kAbsent) {
+    // Nobody knows any more what its old engine had taken and not completed.
+    has_stopped(member, member.board_index);
+  } else if (!member.announced || (failing != nullptr && failing->told && engine == EnginePhase::kBroken)) {
+    has_stopped(member, kNever);  // it has submitted nothing, or everything has failed there already
+  } else {
+    member.calls = Member::Stopping{desk_.due_in_ms(desk_.limits().engine_ack_ms)};
+    desk_.emit(SendStopMember{member.engine, {group.id, member.rank, 0, 0}});
+  }
+}
+
+void Members::has_stopped(Member& member, std::uint64_t next_submit) {
+  if (!std::holds_alternative<Member::Stopped>(member.calls)) member.calls = Member::Stopped{next_submit};
+  if (!member.leave_request) return;
+  desk_.answer(ReplyLeft{{member.session, *member.leave_request}, {member.member, 0}});
+  member.leave_request.reset();
+}
+
+namespace {
+
+bool shares_device(const Group& group, const Member& member) {
+  return std::any_of(group.members.begin(), group.members.end(), [&](const auto& entry) {
+    return entry.second.rank != member.rank && entry.second.engine == member.engine;
+  });
+}
+
+}  // namespace
+
+void Members::reply_joined(const Group& group, const Member& member) {
+  const std::uint64_t arena_bytes = abi::UserArenaLayout(group.shape, member.bound).total_bytes;
+  const std::uint64_t board_bytes = sizeof(abi::Board);
+  desk_.answer(ReplyJoined{
+      member.join_id(),
+      {member.member, member.rank, group.id, group.epoch, group.resume_index, arena_bytes, board_bytes,
+       desk_.limits().operation_ms, group.shape.sum_ranks, shares_device(group, member) ? 1u : 0u, 0},
+      group.label()});
+}
+
+void Members::release_memory(const Group& group, Member& member) {
+  if (!std::exchange(member.holds_memory, false)) return;
+  if (!member.evicted.empty()) tell_evicted(group, member);
+  desk_.emit(ReleaseMemory{member.engine, group.id, member.rank});
+}
+
+// The session of an evicted rank continues, so the board must say that no engine will serve the rank.
+void Members::tell_evicted(const Group& group, const Member& member) {
+  desk_.emit(MarkLost{member.engine, group.id, member.rank, StatusCode::kRankLost,
+                      static_cast<std::int32_t>(member.rank), member.evicted});
+  desk_.emit(WakeSession{member.session});
+  if (group.device_kind == abi::DeviceKind::kCuda && !nodes_.is_up(member.engine))
+    desk_.emit(CloseStreams{member.engine, group.id, member.rank, true});
+}
+
+void Members::end(const Group& group, Member& member) {
+  release_memory(group, member);
+  if (member.leave_request) has_stopped(member, 0);
+  memberships_.free(member.session, member.member);
+}
+
+// A node that has still to make the memory makes it first and then releases it.
+void Members::drop(const Group& group, const Arrival& arrival) {
+  desk_.emit(ReleaseMemory{arrival.member.engine, group.id, arrival.member.rank});
+  memberships_.free(arrival.member.session, arrival.member.member);
+}
+
+// ---- steps
 
 void Steps::start(Group& group, EngineId engine) {
   EngineSlot& slot = group.engines.at(engine);
@@ -130,9 +209,8 @@ bool Steps::send_removals(Group& group) {
   return any;
 }
 
-// Of a group that has ended without this engine, or of a rank that was lost without it. The engine is told of
-// neither, and nobody else could let the streams go on that wait there: a client looks at no board while it
-// waits for a stream.
+// The engine is not told of a group that ended, or a rank that was lost, while it was down. Streams that wait
+// there would wait for ever: a client that waits for a stream does not look at its board.
 void Steps::close_streams(const Group& group, EngineId engine) {
   const bool over = group.is(GroupPhase::kFailing) || group.is(GroupPhase::kLost);
   if (group.device_kind != abi::DeviceKind::kCuda || (!over && !group.is(GroupPhase::kBreaking))) return;

@@ -5,7 +5,7 @@
 #include "live_config.h"
 #include "losses.h"
 #include "membership/deciders.h"
-#include "membership/join_rules.h"
+#include "membership/group.h"
 
 #include <unistd.h>
 #include <memory>

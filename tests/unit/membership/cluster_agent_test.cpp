@@ -508,7 +508,7 @@ TEST_F(AgentAlone, OfAGroupThatANewCoordinatorHasNotAnotherRankIsLost) {
   welcome({}, 5);
   EXPECT_EQ(actions(),
             (Lines{"break device=0 group=G epoch=1 fatal=1 cause=RANK_LOST failed_rank=1 fail_from=0"}));
-  EXPECT_EQ(break_text_, "rank 1 was lost: the coordinator has started anew without its group");
+  EXPECT_EQ(break_text_, "rank 1 was lost: the coordinator was restarted without its group");
 }
 
 TEST_F(AgentAlone, AJoinWaitsUntilTheGroupIsForgottenHere) {
@@ -536,9 +536,10 @@ TEST_F(AgentAlone, AJoinThatWaitsInVainForThatSaysWhoIsStillThere) {
   agent_.handle(join);
   after_ms(1'000);
   EXPECT_EQ(actions(), (Lines{"refused session=11 request=100 status=DEADLINE_EXCEEDED"}));
-  EXPECT_EQ(refusal_.message(),
-            "the group has ended on this node, and has not been left by rank 0 (session 10, pid 0); allowed: "
-            "a join when they have left or ended");
+  EXPECT_EQ(
+      refusal_.message(),
+      "group \"g\" has ended on this node, and is still in use by rank 0 (session 10, pid 0); allowed: to "
+      "join when it is left");
 }
 
 TEST_F(AgentAlone, SilenceIsSaidInItsHeartbeats) {

@@ -1,8 +1,8 @@
 // The part of a node that serves the coordinator: it obeys it, answers for the node's engines and sessions,
 // and remembers what it has been told. A pure state machine. README has the life of an attachment.
 //
-// What the node tells is what it would tell a registry of its own, under kLocalNode; what it is to do are a
-// registry's actions. They name nodes by the coordinator's numbers, or by kLocalNode.
+// The node's events are those that it would give to a registry of its own, under kLocalNode, and the answers
+// are a registry's actions. Actions name nodes by the coordinator's numbers, or by kLocalNode.
 #pragma once
 
 #include "base/clock.h"
@@ -28,27 +28,28 @@ class Agent {
   };
   Agent(const Clock& clock, Options options);
 
-  // From the node, all but evictions. A MemoryAcquired comes before anything else that is told.
+  // Takes an event of the node, other than an eviction. A MemoryAcquired comes before any later event.
   void handle(Event event);
-  // A rank of this node. NOT_FOUND: there is none; UNSUPPORTED: it is on another node, which the text names;
-  // ABORTED: the coordinator is out of reach. If OK, it is said to each coordinator until the member is gone.
+  // Evicts a rank of this node. NOT_FOUND: there is none; UNSUPPORTED: it is on another node, which the text
+  // names; ABORTED: the coordinator is out of reach. If OK, each coordinator is told until the member is
+  // gone.
   Status evict(const EvictRank& event);
-  // There is a channel on which nothing has been said yet.
+  // A new channel is open, on which nothing has been said.
   void channel_began();
   void handle(const ToAgent& message);
   void tick();
   std::uint64_t next_due_ns() const;
 
-  // What has been decided since the last call, in order.
+  // Returns the actions decided since the last call, in order.
   Actions take_actions();
   std::vector<ToCoordinator> take_messages();
 
   const std::map<std::uint64_t, NearGroup>& groups() const { return near_.all(); }
-  // Those that end here without the coordinator.
+  // Groups that end here without the coordinator.
   const std::map<std::uint64_t, Group>& ended() const { return ended_.groups(); }
   std::uint64_t term() const { return term_; }
   bool attached() const { return state_ == State::kAttached; }
-  // Nothing has been heard of the coordinator for node_timeout_ms.
+  // Whether the coordinator has been silent for node_timeout_ms.
   bool cut_off() const;
   std::uint64_t silent_ns() const { return clock_.now_ns() - heard_ns_; }
   // Sessions whose last membership is remembered.
@@ -56,7 +57,7 @@ class Agent {
 
  private:
   enum class State {
-    kApart,      // no channel, or all here has been ended without the coordinator
+    kApart,      // no channel, or groups here were ended without the coordinator
     kAttaching,  // Attach said; requests wait
     kAttached,
   };
@@ -65,14 +66,14 @@ class Agent {
     RequestId join;  // of its member
   };
 
-  // What the coordinator says.
+  // Messages of the coordinator.
   void obey(const Welcome& message);
   void obey(const Order& message);
   void obey(const PutOut& message);
   void obey(const CoordinatorHeartbeat&) {}
   bool is_late(const Order& order) const;
 
-  // What the node says.
+  // Events of the node.
   void keep(const Event& event);
   bool is_answered_here(const Event& event) const;
   void request(const Event& event);
@@ -83,7 +84,7 @@ class Agent {
   void carry_out(Action action);
   void note_number(std::uint64_t group_id, const MemberDescription& member);
   void end(std::uint64_t group_id, const BreakReason& reason);
-  // Whose ranks are lost, where a group ends.
+  // Selects the lost rank that is named when a group ends.
   enum class Whose { kOwn, kOther };
   static std::optional<std::uint32_t> lost_of(const NearGroup& group, Whose whose);
   void end_all_but(const std::vector<std::uint64_t>& stay, Whose whose, const std::string& why);

@@ -1,8 +1,7 @@
-// Decides about the groups that span nodes: knows which nodes are there, tells the registry what their agents
-// say, and gives each agent what its node is to do. A pure state machine. README has the life of a node.
-//
-// It begins by listening for node_timeout_ms. Groups of an earlier coordinator in which nothing was owed go
-// on, and their nodes keep their numbers. The others end.
+// Decides about the groups that span nodes: knows the nodes, gives the registry what their agents say, and
+// tells each agent what its node is to do. A pure state machine. README has the life of a node.
+// It begins by listening for node_timeout_ms. Groups of an earlier coordinator in which no answer was pending
+// continue, and their nodes keep their numbers. The others end.
 #pragma once
 
 #include "base/clock.h"
@@ -57,15 +56,15 @@ class Coordinator {
   Coordinator(const Coordinator&) = delete;
   Coordinator& operator=(const Coordinator&) = delete;
 
-  // `node`: as its channel has proved.
+  // `node` is the name that its channel has proved.
   void handle(const std::string& node, ToCoordinator message);
-  // Its daemon has ended: connecting to it is refused.
+  // The node's daemon has ended: connections to it are refused.
   void node_gone(const std::string& node, const std::string& how);
   void tick();
   std::uint64_t next_due_ns() const;
   std::vector<Sent> take_messages();
 
-  // There has been a higher term: it decides nothing any more.
+  // A higher term exists, so this coordinator decides nothing any more.
   bool superseded() const { return superseded_; }
   std::uint64_t term() const { return term_; }
   bool listening() const { return registry_ == nullptr; }
@@ -74,7 +73,7 @@ class Coordinator {
 
  private:
   void attach(const std::string& name, const Attach& message, std::uint64_t term);
-  // While it listens. Puts out a node that says too much.
+  // For messages that come while it listens. Puts out a node that sends too many.
   void keep_for_later(std::map<std::string, NodeEntry>::iterator node, ToCoordinator message);
   void take(const std::string& name, NodeEntry& node, const ToCoordinator& message);
   bool may_say(const NodeEntry& node, const Event& event) const;

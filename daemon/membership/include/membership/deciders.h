@@ -48,8 +48,8 @@ class Deciders {
   // Its active ranks on other nodes, in ascending order. None if the group does not span nodes.
   std::vector<FarRank> far_ranks(std::uint64_t group_id) const;
 
-  // Ranks that a group waits for, or goes on without. Only the coordinator knows those that a spanning group
-  // waits for.
+  // Ranks that a group waits for, or continues without. Only the coordinator knows those that a spanning
+  // group waits for.
   std::vector<std::uint32_t> missing_ranks(const Group& group) const;
 
   // How long the coordinator, which decides about the group, has been away; 0: it is there, or the group

@@ -14,6 +14,7 @@
 #include <optional>
 #include <set>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <variant>
 #include <vector>
@@ -40,7 +41,7 @@ constexpr auto phase_of(const State& state) {
 
 enum class Presence {
   kHere,
-  kJoining,  // it rejoins a degraded group: its Joined is owed
+  kJoining,  // it rejoins a degraded group, and has no Joined yet
   kGone,     // left, died or was evicted
 };
 
@@ -142,8 +143,8 @@ struct EngineSlot {
   std::uint64_t* due_ns() { return const_cast<std::uint64_t*>(std::as_const(*this).due_ns()); }
 };
 
-// The code with which an engine says that operations or joins end. Not one that tells a client to try again,
-// or that speaks of something else: then `otherwise`.
+// Returns `said` if an engine may end operations or joins with it. A code that tells a client to try again,
+// or that is about something else, becomes `otherwise`.
 StatusCode said_cause(StatusCode said, StatusCode otherwise);
 
 // Why a group breaks; the text is what clients read.
@@ -214,7 +215,7 @@ struct Group {
   std::variant<Forming, Starting, Active, Breaking, Failing, Lost, Removing> state;
   BreakReason reason;                // of the last break
   std::vector<WaitingJoin> waiting;  // degrade: for the end of the break
-  // degrade_late: ranks that were lost because they were late, while their sessions go on.
+  // degrade_late: ranks that were lost because they were late, and whose sessions continue.
   std::map<std::uint32_t, LateRank> late;
   // Living ranks that have asked, in this epoch, to take the late ones back.
   std::map<std::uint32_t, WaitingJoin> asked;
@@ -222,14 +223,15 @@ struct Group {
   GroupPhase phase() const { return phase_of(state); }
   bool is(GroupPhase wanted) const { return phase() == wanted; }
   GroupLabel label() const { return {id, uid, name}; }
-  // What every engine is told of it: without ranks, members and far engines.
+  // Returns the part of the description that is equal for all engines: without ranks, members and far
+  // engines.
   GroupDescription describe() const;
   void take(const GroupDescription& told);
   bool all_gone() const;
   bool lives(std::uint32_t rank) const;
-  // It lives, or arrives. Null: the rank is free, or lost.
+  // Returns the living or arriving member. Null: the rank is free, or lost.
   const Member* holder(std::uint32_t rank) const;
-  // It runs, and a lost rank may come back.
+  // Whether it runs, and lost ranks may come back.
   bool takes_ranks_back() const;
   std::uint32_t num_lost() const;
   // Returns what the engines that owe an answer are waiting for, each reason behind "; ". Empty: none waits.
@@ -240,10 +242,25 @@ struct Group {
   // served.
   BreakReason reason_of_end(EngineId engine, const std::string& text) const;
   RankDescription describe(std::uint32_t rank) const;
-  // What the ranks on the engine have asked for: most SMs (0: none asks), highest priority.
+  // Returns what the engine's ranks ask for: most SMs (0: none asks), highest priority.
   abi::GroupSettings settings_on(EngineId engine) const;
 };
 
 MemberDescription describe(const Member& member);
+
+// Rules of Joins. Refusals name the field, the value and what is allowed.
+
+// Judges every field by the limits of shape.h, and the bindings also by the descriptors that came.
+Status check_join(const abi::Join& join, std::size_t num_memories);
+Status check_group_name(std::string_view name);
+// UNSUPPORTED: such groups are in another registry, or in none.
+Status check_span(abi::Span span, bool spanning);
+// UNSUPPORTED: devices of this kind can't do it.
+Status check_device(abi::DeviceKind kind, const abi::GroupShape& shape);
+// INVALID_ARGUMENT: the ranks of a group are on devices of one kind.
+Status check_same_kind(abi::DeviceKind first, abi::DeviceKind joiner, const std::string& group);
+// INVALID_ARGUMENT naming the first field that differs, with both values.
+Status check_same_shape(const abi::GroupShape& first, const abi::GroupShape& joiner,
+                        const std::string& group);
 
 }  // namespace epd::membership

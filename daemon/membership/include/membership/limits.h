@@ -1,4 +1,4 @@
-// What the configuration says about groups.
+// Limits of groups, from the configuration.
 #pragma once
 
 #include "membership/ids.h"
@@ -11,7 +11,7 @@
 
 namespace epd::membership {
 
-// Joins of one session that others are in the way of; further ones are refused at once.
+// Joins of one session that may wait for conflicting members to go. Further ones are refused at once.
 inline constexpr std::size_t kMaxConflictsPerSession = 8;
 
 struct MembershipLimits {
@@ -21,24 +21,24 @@ struct MembershipLimits {
   std::uint32_t engine_start_ms = 10'000;  // kGroupCommit until kGroupReady
   std::uint32_t operation_ms = 30'000;     // a fatal kBreak may wait for operations to end, so: ack + this
   std::uint64_t last_epoch = abi::kLastEpoch;
-  std::uint32_t conflict_ms = 0;  // a join that others are in the way of is tried again for so long
+  std::uint32_t conflict_ms = 0;  // a join that conflicts with members is tried again this long
 };
 
 // Between agents and their coordinator.
 struct ClusterTimes {
   std::uint32_t heartbeat_ms = 100;
-  std::uint32_t node_timeout_ms = 2'000;  // silent for so long: lost
-  std::uint32_t orphan_ms = 10'000;       // cut off for so long: groups that need a decision end here
+  std::uint32_t node_timeout_ms = 2'000;  // a node that is silent this long is lost
+  std::uint32_t orphan_ms = 10'000;       // an agent cut off this long ends groups that need a decision
 };
 
 // Memberships of groups that span nodes have indices from here on, those of a node's own groups below.
 inline constexpr std::uint32_t kFirstSpanningIndex = 256;
 
-// Of nodes that are lost so many are remembered, each of them for so long.
+// The number of lost nodes that are remembered, and for how long.
 inline constexpr std::size_t kMaxLostNodes = 4096;
 inline constexpr std::uint64_t kLostNodeMs = 600'000;
 
-// What a registry of groups that span nodes has, and one of a node's own groups has not.
+// Settings of a registry of groups that span nodes. A registry of a node's own groups has none.
 struct Spanning {
   std::uint64_t first_group_id = 1;
   std::uint32_t first_member_index = 0;  // of each session; other registries number its memberships below

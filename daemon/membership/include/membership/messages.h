@@ -1,7 +1,7 @@
-// What registries, agents and coordinators are told and say. proto/structs.py makes the structs from
-// proto/epd/v1/membership.proto, which says what they mean: plain data, without descriptors and pointers, so
-// that a node may be another one. An event is what a registry is told. An action is what it wants done, and
-// whole, so that whoever carries it out need not ask back.
+// Messages of registries, agents and coordinators. proto/structs.py makes the structs from
+// proto/epd/v1/membership.proto, which says what they mean. They are plain data, without descriptors and
+// pointers, so the receiver may be another node. An event tells a registry what has happened. An action says
+// what a registry wants done, and is complete: whoever carries it out need not ask back.
 #pragma once
 
 #include "base/quota.h"
@@ -30,8 +30,8 @@ struct NodeUp {
   std::string boot = {};     // names the run of its daemon
   std::string address = {};  // under which other nodes know it, for texts; "": unknown
 };
-// Its engines, its sessions and its ranks are gone for ever, and its number names nobody any more: a node
-// that comes back is another one.
+// Its engines, sessions and ranks are gone for ever, and its number is not used again: a node that comes back
+// gets another.
 struct NodeLost {
   std::uint32_t node = kLocalNode;
   std::string text;
@@ -41,20 +41,20 @@ struct NodeLost {
 
 using Actions = std::vector<Action>;
 
-// Whether a rank that went so (SessionClosed, EvictRank) did what it should.
+// Whether the rank went as it should (SessionClosed, EvictRank).
 inline bool is_orderly(std::string_view how) {
   return how == "left" || how == "detached";
 }
 
-// The node that has sent it; null: no node has.
+// Returns the node that sent the event. Null: no node did.
 const std::uint32_t* node_of(const Event& event);
-// Names its engine and its session as those of this node.
+// Sets the node of the event's engine and session.
 void set_node(Event& event, std::uint32_t node);
 
 // "break device=1 group=3 epoch=2 fatal=1 cause=RANK_LOST failed_rank=2 fail_from=7": for logs and tests.
-// What is for another node than the local one says " node=2" behind.
+// Another node than the local one is named at the end: " node=2".
 std::string to_string(const Action& action);
-// Which node is to carry it out.
+// Returns the node that carries the action out.
 std::uint32_t node_of(const Action& action);
 
 }  // namespace epd::membership

@@ -1,5 +1,5 @@
-// What an agent knows of the groups that its node takes part in: what it has been told, how far its engines
-// are, and who its own ranks are.
+// An agent's knowledge of the groups that its node takes part in: their descriptions, the state of its own
+// engines, and its own ranks.
 #pragma once
 
 #include "membership/group.h"
@@ -13,23 +13,23 @@
 
 namespace epd::membership {
 
-// This node's part of a group, as a registry of this node alone would have it: members and engines are its
-// own, under kLocalNode, and its phase is what is known of it here. A member is kJoining until its join is
-// answered.
+// This node's part of a group, in the form that a registry of this node alone would have. Members and engines
+// are the node's own, under kLocalNode. The phase is what is known of it here. A member is kJoining until its
+// join is answered.
 struct NearGroup : Group {
   std::vector<RankDescription> ranks;     // all, as they were told
   std::vector<FarEngine> far_engines;     // those that serve a living rank
   bool started = false;                   // an engine here has been told of it
   bool failed = false;                    // a fatal break has been told here
-  std::set<std::uint32_t> starts_broken;  // devices whose engine has been told of it amid a break
+  std::set<std::uint32_t> starts_broken;  // devices whose engine was told of it during a break
   bool asks_break = false;                // an engine here has asked for one, and none has come
-  // When an engine here said last that it can't reach another of the group, and no break has come. It says so
-  // again as long as that lasts.
+  // When an engine here last reported that it can't reach another engine of the group, if no break has come
+  // since. It repeats the report as long as that lasts.
   std::optional<std::uint64_t> pair_lost_ns;
 
-  // Everything here serves the group, and nothing is owed.
+  // Whether everything here serves the group, and no answer is pending.
   bool is_steady() const;
-  // The engine of another node that serves the rank. Null: it is here, or nowhere.
+  // Returns the engine of another node that serves the rank. Null: the rank is here, or lost.
   const FarEngine* far_engine_of(std::uint32_t rank) const;
   bool has_member(std::uint64_t session, std::uint32_t number) const;
   // For a registry that ends it.
@@ -45,15 +45,15 @@ class NearGroups {
   const std::map<std::uint64_t, NearGroup>& all() const { return groups_; }
   bool knows(std::uint64_t group_id) const { return groups_.contains(group_id); }
   NearGroup take(std::uint64_t group_id) { return std::move(groups_.extract(group_id).mapped()); }
-  // What is to be said to a coordinator that knows nothing of them.
+  // Reports for a coordinator that does not know these groups.
   std::vector<GroupReport> steady() const;
 
-  // Ranks whose join has no answer and of which no engine here has been told.
+  // Removes ranks whose join has no answer and that no engine here has been told of.
   std::vector<ReleaseMemory> take_unannounced();
 
-  // What is about to be carried out.
+  // An action is about to be carried out.
   void decided(const Action& action, const JoinRequest* request, std::uint64_t now_ns);
-  // What the node says.
+  // The node reports an event.
   void said(const Event& event, std::uint64_t now_ns);
 
  private:

@@ -19,7 +19,7 @@ namespace epd::membership {
 
 class GroupRegistry {
  public:
-  // `spanning`: of groups that span nodes.
+  // `spanning`: for a registry of groups that span nodes.
   GroupRegistry(const Clock& clock, const MembershipLimits& limits,
                 std::optional<Spanning> spanning = std::nullopt);
   ~GroupRegistry();
@@ -29,20 +29,20 @@ class GroupRegistry {
   void set_limits(const MembershipLimits& limits);
 
   void handle(const Event& event);
-  // A group that another registry has begun, and can't go on with. Its engines are those that are up.
+  // Takes over a group of another registry. Its engines are those that are up.
   void adopt(Group group);
-  // The same, and it ends now: none of its operations runs to its end.
+  // Takes over a group and ends it: none of its operations is completed.
   void adopt_to_end(Group group, BreakReason reason);
   // Deals with what is due. Call at next_due_ns() or later (UINT64_MAX: nothing will be due).
   void tick();
   std::uint64_t next_due_ns() const;
-  // What has been decided since the last call, in order.
+  // Returns the actions decided since the last call, in order.
   Actions take_actions();
 
   const std::map<std::uint64_t, Group>& groups() const;
   // Groups that the session is in, or waits for.
   std::uint32_t memberships(SessionId session) const;
-  // That are remembered, the last lost ones too.
+  // The number of nodes that are remembered, including the last lost ones.
   std::size_t num_nodes() const;
 
  private:

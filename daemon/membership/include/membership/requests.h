@@ -1,4 +1,4 @@
-// Joins and leaves of a node that are owed an answer. What an agent asks in each turn has an index, so a
+// Pending joins and leaves of a node. Each question that an agent asks in every turn has an index, so a
 // request costs the same however many others wait.
 #pragma once
 
