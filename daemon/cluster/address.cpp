@@ -29,7 +29,7 @@ std::string written(int family, const void* address) {
   return text;
 }
 
-// In the one form that inet_ntop writes, an IPv4 address within IPv6 as IPv4. No value if it is no numeric
+// Returns the form that inet_ntop writes, an IPv4 address within IPv6 as IPv4. No value if it is no numeric
 // address.
 std::optional<std::string> canonical(const std::string& host) {
   in6_addr bytes{};
@@ -165,7 +165,7 @@ bool is_loopback(const std::string& host) {
   return IN6_IS_ADDR_LOOPBACK(&v6->sin6_addr);
 }
 
-// A socket can be bound to such ones only.
+// A socket can be bound only to such addresses.
 bool is_own_address(const std::string& host) {
   std::optional<SocketAddress> address = numeric_address({host, 1});
   if (!address || is_wildcard(host)) return false;
@@ -186,6 +186,12 @@ bool is_name(std::string_view text) {
   return !text.empty() && text.size() <= kMaxName && std::all_of(text.begin(), text.end(), [](char c) {
     return std::isalnum(static_cast<unsigned char>(c)) != 0 || c == '-' || c == '_' || c == '.';
   });
+}
+
+std::string listed(const std::vector<std::string>& names) {
+  std::string text;
+  for (const std::string& name : names) text += (text.empty() ? "" : ", ") + name;
+  return text.empty() ? "none" : text;
 }
 
 bool same_name(std::string_view a, std::string_view b) {

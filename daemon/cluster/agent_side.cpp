@@ -25,7 +25,8 @@ bool nobody_listens(const Status& why) {
 
 constexpr std::string_view kUnresolved = "can't be resolved: ";
 
-// What gRPC says without the host that was asked for, or in other words each time, in words of our own.
+// gRPC leaves out the host that was asked for, or words the same problem differently each time. This replaces
+// its text.
 Status explained(const Status& why, const std::string& coordinator) {
   const std::string& text = why.message();
   const std::optional<HostPort> address = parse_host_port(coordinator);
@@ -42,7 +43,7 @@ Status explained(const Status& why, const std::string& coordinator) {
   return why;
 }
 
-// Attempts ask for several kinds of addresses, and either's answer may be told.
+// A host is resolved for several kinds of addresses, and the answer may be about either.
 bool same_problem(const std::string& before, const std::string& now) {
   const bool both_unresolved =
       before.find(kUnresolved) != std::string::npos && now.find(kUnresolved) != std::string::npos;
@@ -55,7 +56,7 @@ unsigned seed_of(const std::string& boot_id) {
   return seed;
 }
 
-// What others are told of a node's fate, this daemon's operators as well.
+// Records that nodes came or were lost.
 void record_changes(const v1::NodeTable& before, const v1::NodeTable& after, const std::string& own) {
   std::map<std::string, const v1::NodeRow*> old;
   for (const v1::NodeRow& row : before.rows()) old[row.node().name()] = &row;
@@ -182,7 +183,7 @@ Status AgentSide::take_message(v1::ChannelMessage&& message) {
   if (!payload.value()) return {};
   Result<v1::NodeMessage> content = parse_content(*payload.value());
   Status status = content.ok() ? take_content(std::move(*content)) : content.status();
-  // It counts as received, so nothing can be built on this channel any more.
+  // The message counts as received, so the channel can't continue.
   if (!status.ok()) conversation_.reset();
   return status;
 }
@@ -260,7 +261,7 @@ void AgentSide::tell(v1::NodeChange change) {
   send(message);
 }
 
-// A channel that is given up is as good as a lost coordinator: the next stream begins a new one.
+// If the channel is given up, the next stream begins a new one.
 void AgentSide::send(const v1::NodeMessage& message) {
   if (!conversation_) return;
   const Status status = conversation_->send(message.SerializeAsString());
@@ -271,7 +272,7 @@ void AgentSide::send(const v1::NodeMessage& message) {
 
 void AgentSide::send_of_agent() {
   for (const membership::ToCoordinator& message : self_.agent.take_messages()) {
-    // Nobody waits for a heartbeat of before.
+    // An old heartbeat is of no use.
     const bool beat = std::holds_alternative<membership::AgentHeartbeat>(message.body);
     if (beat && !attached()) continue;
     v1::NodeMessage content;

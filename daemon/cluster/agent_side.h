@@ -1,8 +1,8 @@
-// A node that does not coordinate: it attaches to the coordinator, again and again, and keeps what that one
-// tells. Pure but for streams, which are injected.
+// A node that does not coordinate: it attaches to the coordinator, again and again, and keeps what the
+// coordinator sends. Pure but for streams, which are injected.
 #pragma once
 
-#include "conversation.h"
+#include "channel.h"
 #include "side.h"
 
 #include <algorithm>
@@ -42,7 +42,7 @@ class AgentSide final : public Side {
   void take_table(v1::NodeTable&& table);
   void tell(v1::NodeChange change);
   void send(const v1::NodeMessage& message);
-  void send_of_agent();  // what it has for the coordinator
+  void send_of_agent();
   std::uint64_t highest_term() const { return std::max(term_, self_.agent.term()); }
   // The stream ends, or has ended; another try follows.
   void give_up(const Status& why);
@@ -59,9 +59,9 @@ class AgentSide final : public Side {
   bool writes_hello_ = false;       // on stream_: nothing else may be written meanwhile
   std::uint64_t retry_ns_ = 0;
   std::uint64_t pause_ms_ = 0;  // before the next try
-  std::uint64_t heard_ns_ = 0;  // of the stream: when it was begun, or the coordinator's last message came
+  std::uint64_t heard_ns_ = 0;  // when the stream began, or the coordinator's last message came
 
-  // Of the coordinator that this node has obeyed last.
+  // The coordinator that this node obeyed last.
   std::uint64_t term_ = 0;
   std::uint64_t channel_ = 0;
   std::optional<v1::NodeDescription> coordinator_;

@@ -1,4 +1,4 @@
-#include "cluster/certificates.h"
+#include "cluster/settings.h"
 
 #include "cluster/address.h"
 #include "common/fd.h"
@@ -27,7 +27,7 @@ namespace {
 
 constexpr std::size_t kMaxFileBytes = std::size_t{1} << 20;
 constexpr int kMaxCertificates = 1000;  // in one file
-// What a node shows fits into what a coordinator takes before a Hello, beside the rest of the handshake and
+// A node's chain must fit into what a coordinator takes before a Hello, beside the rest of the handshake and
 // the Hello itself.
 constexpr int kMaxChainBytes = static_cast<int>(Gate::kBeforeHello) - (4 << 10);
 constexpr const char* kAllowedCertificates = "a file with PEM certificates";
@@ -56,7 +56,7 @@ Status refused(const char* key, const std::string& value, const std::string& why
   return invalid_argument(std::string(key) + " is \"" + value + "\", " + why + "; allowed: " + allowed);
 }
 
-// Nothing that must be waited for.
+// Reads regular files only, so it never waits.
 Result<std::string> read_file(const char* key, const std::string& path, const char* allowed) {
   if (path.empty()) return refused(key, path, "which names no file", allowed);
   const auto unreadable = [&](const char* why) {
@@ -94,7 +94,7 @@ Result<Certificates> read_certificates(const char* key, const std::string& path)
     if (certificate == nullptr) break;
     list.emplace_back(certificate, X509_free);
   }
-  // Either nothing more begins there, or what begins is cut off.
+  // The end of the text, or a certificate that is cut off.
   const unsigned long error = ERR_peek_last_error();
   const bool is_cut = error != 0 && ERR_GET_REASON(error) != PEM_R_NO_START_LINE;
   ERR_clear_error();
@@ -163,12 +163,6 @@ std::vector<std::string> names_of(X509& certificate, bool all) {
   return list;
 }
 
-std::string joined(const std::vector<std::string>& names) {
-  std::string text;
-  for (const std::string& name : names) text += (text.empty() ? "" : ", ") + name;
-  return text.empty() ? "none" : text;
-}
-
 bool is_for_host(X509& certificate, const std::string& host) {
   if (numeric_address({host, 1})) return X509_check_ip_asc(&certificate, host.c_str(), 0) == 1;
   return X509_check_host(&certificate, host.data(), host.size(), 0, nullptr) == 1;
@@ -186,7 +180,8 @@ Status check_validity(const char* key, const std::string& path, X509& certificat
   return {};
 }
 
-// The daemon shows it to those that attach and to the coordinator. TLS judges that of the other end likewise.
+// The daemon shows it to nodes that attach and to the coordinator. TLS judges the other end's certificate in
+// the same way.
 Status check_purpose(const Settings& settings, X509& certificate) {
   const std::uint32_t uses = X509_get_extended_key_usage(&certificate);  // all ones: it says nothing of it
   const char* lacking = (uses & XKU_SSL_SERVER) == 0   ? "serverAuth"
@@ -283,13 +278,13 @@ Status check_certificates(const Settings& settings, CertificateFacts* facts, Cer
                                  [&](const std::string& name) { return same_name(name, settings.node); });
   if (!named) {
     return refused("cluster.node", settings.node, "which is no DNS name of cluster.tls_cert",
-                   joined(dns_names));
+                   listed(dns_names));
   }
   const std::optional<HostPort> coordinator = parse_host_port(settings.coordinator);
   if (settings.coordinates() && coordinator && !is_for_host(own, coordinator->host)) {
     return refused("cluster.coordinator", settings.coordinator,
                    "whose host is no name of cluster.tls_cert, so nobody would attach here",
-                   joined(found.names));
+                   listed(found.names));
   }
   if (texts == nullptr) return {};
   return write_texts(authorities.value(), chain.value(), *key.value(), *texts);

@@ -2,11 +2,11 @@
 
 #include "agent_side.h"
 #include "base/event.h"
-#include "cluster/certificates.h"
+#include "cluster/settings.h"
 #include "coordinator_side.h"
-#include "credentials.h"
 #include "dialer.h"
 #include "frames.h"
+#include "grpc.h"
 #include "server.h"
 
 #include <sys/random.h>

@@ -13,11 +13,11 @@ namespace {
 
 constexpr std::uint64_t kMsNs = 1'000'000;
 constexpr std::uint64_t kHelloNs = 5'000 * kMsNs;
-constexpr std::uint64_t kLookNs = 200 * kMsNs;  // between two looks for a node whose stream has ended
+constexpr std::uint64_t kLookNs = 200 * kMsNs;  // between two probes of a node whose stream has ended
 constexpr std::size_t kMaxNewcomers = 64;
 constexpr std::size_t kMaxCertificateText = 300;  // of a refusal: a certificate may have many names
 
-// By so much the wall clocks of two coordinators may differ: 136 years, as when one of them begins in 1970.
+// The wall clocks of two coordinators may differ by this much: 136 years, as when one of them begins in 1970.
 constexpr std::uint64_t kClockErrorSeconds = std::uint64_t{1} << 32;
 
 std::string lower(std::string text) {
@@ -27,12 +27,11 @@ std::string lower(std::string text) {
 
 // One text for all certificates of the same names.
 std::string certificate_of(const PeerFacts& peer) {
-  std::string names;
-  for (const std::string& name : peer.names) names += (names.empty() ? "" : ", ") + name;
-  return names.empty() ? "certificates without names, or none" : "the certificate of " + names;
+  return peer.names.empty() ? "certificates without names, or none"
+                            : "the certificate of " + listed(peer.names);
 }
 
-// How well the connection shows that its node is reached at that host.
+// How well the connection proves that its node is reached at that host.
 int claim(const PeerFacts& peer, const std::string& host) {
   const auto is_host = [&](const std::string& name) { return same_name(name, host); };
   if (std::any_of(peer.names.begin(), peer.names.end(), is_host) ||
@@ -42,7 +41,8 @@ int claim(const PeerFacts& peer, const std::string& host) {
   return from && is_host(from->host) ? 1 : 0;
 }
 
-// Where the node listens; on all its addresses: on the one from which it has come.
+// Returns the address to probe: where the node listens, or, if it listens on all addresses, the one that it
+// came from.
 std::optional<SocketAddress> place_of(const v1::NodeDescription& node, const PeerFacts& peer) {
   std::optional<HostPort> place = parse_host_port(node.listen());
   const std::optional<HostPort> from = parse_host_port(peer.address);
@@ -83,7 +83,7 @@ void CoordinatorSide::on_opened(std::shared_ptr<Stream> stream) {
   key->read();
 }
 
-// The oldest of the certificate that has most goes, so that nobody with another one is kept out.
+// Ends the oldest newcomer of the certificate that has most, so that no other certificate is kept out.
 void CoordinatorSide::make_room_for_newcomer() {
   std::map<std::string, std::size_t> held;
   for (const auto& [key, newcomer] : newcomers_) ++held[newcomer.certificate];
@@ -139,7 +139,7 @@ void CoordinatorSide::on_frame(Stream& stream, Result<v1::Frame> frame) {
         if (by_stream_.contains(&stream)) stream.read();
         return;
       }
-      // It counts as received, so nothing can be built on this channel any more.
+      // The message counts as received, so the channel can't continue.
       self_.refusals.refuse(Who::kNode, Refusal::kFrame, stream.peer().address, name, status.message());
       drop(name, status);
       lose(name, "it says what no node says: " + status.message());
@@ -150,7 +150,7 @@ void CoordinatorSide::on_frame(Stream& stream, Result<v1::Frame> frame) {
   drop(name, bad);
 }
 
-// Whether the node may come in; if not, it has been told.
+// Whether the node may come in. If not, it has been told.
 bool CoordinatorSide::judge(Stream& stream, v1::Hello& hello) {
   const v1::NodeDescription& node = hello.node();
   const Settings& settings = self_.settings;
@@ -186,8 +186,8 @@ bool CoordinatorSide::judge(Stream& stream, v1::Hello& hello) {
   return judge_term(stream, hello) && judge_address(stream, node);
 }
 
-// An address belongs to the node whose certificate names its host, or else to the one that comes from there,
-// or else to the one that has it. Whoever held it wrongly is lost.
+// An address belongs to the node whose certificate names its host, else to the node that connects from there,
+// else to the node that has it. A node that held it wrongly is lost.
 bool CoordinatorSide::judge_address(Stream& stream, const v1::NodeDescription& node) {
   const std::string holder = holder_of_address(node);
   if (holder.empty()) return true;
@@ -220,13 +220,14 @@ bool CoordinatorSide::has_channel(const Member& member, const v1::Hello& hello) 
          hello.node().boot_id() == ends.other && ends.term == term_;
 }
 
-// The node has obeyed a coordinator before this one, and this one's term must be above that one's.
+// Whether the node has obeyed an earlier coordinator of this or a higher term.
 bool CoordinatorSide::is_raised_by(const v1::Hello& hello) const {
   return hello.term() >= term_ && hello.coordinator_boot_id() != own_.node.boot_id();
 }
 
-// Of another coordinator. Terms begin with the wall clock's seconds, and clocks may be wrong. The bound grows
-// with the clock: whoever raises the term up to it leaves room for the next coordinator, which begins later.
+// The highest term of another coordinator that is believed. Terms begin with the wall clock's seconds, and
+// clocks may be wrong. The bound grows with the clock, so a node that raises the term to it leaves room for
+// the next coordinator, which begins later.
 std::uint64_t CoordinatorSide::most_term() const {
   return std::min(options_.seconds() + kClockErrorSeconds, kMaxTerm - 2);
 }
@@ -267,7 +268,7 @@ void CoordinatorSide::take_in(std::shared_ptr<Stream> stream, v1::Hello hello) {
       welcome(stream, member->second, version);
       return;
     }
-    lose(name, "its daemon has attached anew");
+    lose(name, "its daemon has attached again without its channel");
   }
   if (Status status = table_.up(hello.node(), now); !status.ok()) {
     refuse(*stream, Refusal::kNodes, name, status);
@@ -327,8 +328,8 @@ Status CoordinatorSide::take(const std::string& name, const std::string& payload
 Status CoordinatorSide::take_event(const std::string& name, const std::string& bytes) {
   Result<membership::ToCoordinator> event = decode_to_coordinator(bytes);
   if (!event.ok()) return event.status();
-  // Before it is open nobody can have obeyed it. Who said so would have it take the next term, again and
-  // again.
+  // No agent can have obeyed this coordinator before it is open. A node that claims so would make it take the
+  // next term, again and again.
   const bool listens = coordinator_->listening();
   const std::uint64_t most = listens ? term_ - 1 : term_;
   if (event->term > most) {
@@ -372,7 +373,7 @@ void CoordinatorSide::on_closed(Stream& stream, const Status& why) {
   if (member.place) look_for(name, member);
 }
 
-// Ends the node's stream; its channel waits for another one.
+// Ends the node's stream. Its channel waits for another one.
 void CoordinatorSide::drop(const std::string& name, const Status& why) {
   Conversation& conversation = members_.at(name).conversation;
   const std::shared_ptr<Stream> stream = conversation.stream();
@@ -383,8 +384,8 @@ void CoordinatorSide::drop(const std::string& name, const Status& why) {
   stream->finish(why);
 }
 
-// A daemon that is killed leaves nobody who listens; then there is nothing to wait for. It is looked for
-// again and again: its connections may end a moment before its port does.
+// Nobody listens for a killed daemon, so it is lost at once. It is probed repeatedly: its connections may end
+// a moment before its port does.
 void CoordinatorSide::look_for(const std::string& name, Member& member) {
   const NodeRow& gone = *table_.find(name);
   member.look_due_ns = self_.clock.now_ns() + kLookNs;
@@ -436,7 +437,7 @@ void CoordinatorSide::tell_all() {
   for (const std::string& name : names) send(name, payload);
 }
 
-// If it still is a member.
+// Sends only to a node that is still a member.
 void CoordinatorSide::send(const std::string& name, std::string payload) {
   const auto member = members_.find(name);
   if (member == members_.end()) return;
@@ -491,7 +492,7 @@ void CoordinatorSide::turn_of_groups() {
 
 void CoordinatorSide::deliver() {
   for (membership::Coordinator::Sent& one : coordinator_->take_messages()) sent_.push_back(std::move(one));
-  if (delivers_) return;  // behind those that are under way
+  if (delivers_) return;  // the running call delivers them
   delivers_ = true;
   while (!sent_.empty()) {
     membership::Coordinator::Sent one = std::move(sent_.front());
@@ -508,13 +509,13 @@ void CoordinatorSide::deliver(membership::Coordinator::Sent&& sent) {
   }
   const auto member = members_.find(sent.node);
   if (member == members_.end()) return;
-  // Who is lost for the groups is lost altogether; a new channel tells it.
+  // A node that is lost for its groups is lost altogether. Its next channel tells it.
   if (const auto* out = std::get_if<membership::PutOut>(&sent.message.body)) {
     lose(sent.node, out->text);
     return;
   }
   const bool beat = std::holds_alternative<membership::CoordinatorHeartbeat>(sent.message.body);
-  if (beat && member->second.conversation.stream() == nullptr) return;  // nobody waits for one of before
+  if (beat && member->second.conversation.stream() == nullptr) return;  // an old one is of no use
   v1::NodeMessage content;
   content.set_to_agent(encode(sent.message));
   send(sent.node, content.SerializeAsString());

@@ -1,9 +1,9 @@
-// The coordinator: takes nodes in, hears from them, and tells all of all. Pure but for streams and probes,
-// which are injected.
+// The coordinator: takes nodes in, judges their silence, and sends all of them the table of nodes. Pure but
+// for streams and probes, which are injected.
 #pragma once
 
+#include "channel.h"
 #include "cluster/address.h"
-#include "conversation.h"
 #include "membership/coordinator.h"
 #include "node_table.h"
 #include "side.h"
@@ -18,7 +18,7 @@
 
 namespace epd::cluster {
 
-// Looks whether anybody listens there, and says on the loop whether the connection was refused.
+// Tries to connect to the address, and answers on the loop whether the connection was refused.
 using Probe = std::function<void(const SocketAddress& address, std::function<void(bool refused)> answer)>;
 
 class CoordinatorSide final : public Side {
@@ -26,8 +26,8 @@ class CoordinatorSide final : public Side {
   struct Options {
     membership::MembershipLimits limits;  // of groups that span nodes
     std::uint32_t orphan_ms = 0;
-    std::uint64_t first_term = 1;  // of the first coordinator: higher than that of any before, if it can be
-    std::function<std::uint64_t()> random;                        // which nobody can guess
+    std::uint64_t first_term = 1;           // of the first coordinator; above all earlier ones, if possible
+    std::function<std::uint64_t()> random;  // unpredictable
     std::function<std::uint64_t()> seconds = [] { return 0; };    // of the wall clock, from which terms come
     std::function<Quota(std::uint32_t uid)> most_groups_of = {};  // of a user
   };
@@ -53,7 +53,7 @@ class CoordinatorSide final : public Side {
   struct Member {
     std::uint64_t number = 0;  // of its channel
     Conversation conversation;
-    // While its stream has ended: where it listens, and when to look again whether it still does.
+    // After its stream has ended: where it listens, and when to probe that again.
     std::optional<SocketAddress> place = std::nullopt;
     std::uint64_t look_due_ns = 0;
   };
@@ -68,7 +68,7 @@ class CoordinatorSide final : public Side {
   bool is_raised_by(const v1::Hello& hello) const;
   bool has_channel(const Member& member, const v1::Hello& hello) const;
   void refuse(Stream& stream, Refusal reason, const std::string& node, const Status& status);
-  // Of the channel that the node still has; not OK: it needs a new one.
+  // Resumes the channel that the node still has. Not OK: it needs a new one.
   Status resume(Member& member, const std::shared_ptr<Stream>& stream, const v1::Hello& hello);
   void welcome(const std::shared_ptr<Stream>& stream, Member& member, std::uint32_t version);
   void hear_of_term(const v1::Hello& hello);
@@ -83,14 +83,14 @@ class CoordinatorSide final : public Side {
   // Groups that span nodes.
   void begin_term(std::uint64_t term);
   void turn_of_groups();
-  void deliver();  // what the coordinator has said, in its order
+  void deliver();  // the coordinator's messages, in order
   void deliver(membership::Coordinator::Sent&& sent);
   void send(const std::string& name, std::string payload);
 
   const Self self_;
   const Options options_;
   const Probe probe_;
-  // Between two times that one node raises the term: most of it is left for groups.
+  // The least time between two rises of the term by one node. Most of it is left for groups.
   const std::uint64_t raise_ns_;
   std::uint64_t term_ = 0;
   std::map<std::string, std::uint64_t> raised_ns_;  // when the node has raised the term

@@ -2,7 +2,7 @@
 
 #include "cluster/address.h"
 #include "frames.h"
-#include "grpc_frames.h"
+#include "grpc.h"
 
 #include <grpcpp/generic/generic_stub.h>
 #include <grpcpp/grpcpp.h>
@@ -19,16 +19,16 @@ namespace {
 constexpr int kConnectMs = 2'000;
 
 class ClientStream;
-using Channel = std::shared_ptr<grpc::Channel>;
+using GrpcChannel = std::shared_ptr<grpc::Channel>;
 
 }  // namespace
 
 struct Dialer::Shared {
   Shared(Post where, StreamEvents& who) : post(std::move(where)), events(who) {}
-  // Ends the channels of the calls that gRPC has let go of. On the loop, or when it has ended.
+  // Ends the channels of calls that gRPC has let go of. Called on the loop, or after it has ended.
   void end_channels() {
     std::unique_lock lock(mutex);
-    const std::vector<Channel> ending = std::exchange(left, {});
+    const std::vector<GrpcChannel> ending = std::exchange(left, {});
     lock.unlock();
   }
   const Post post;
@@ -36,9 +36,9 @@ struct Dialer::Shared {
   std::mutex mutex;
   std::condition_variable gone;
   std::set<std::shared_ptr<Stream>> under_way;  // those whose call gRPC still has; guarded by mutex
-  // Channels of the other calls; guarded by mutex. When a process releases its last one, gRPC stops the
-  // threads that run reactions and frees their queue. So such a thread must not release a channel.
-  std::vector<Channel> left;
+  // Channels of ended calls; guarded by mutex. When a process releases its last channel, gRPC stops the
+  // threads that run reactions and frees their queue. So such a thread must not release one.
+  std::vector<GrpcChannel> left;
 };
 
 namespace {
@@ -47,7 +47,7 @@ namespace {
 // done once: by the reaction that learns of the end.
 class AttachCall final : public grpc::ClientBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer> {
  public:
-  AttachCall(Channel channel, std::shared_ptr<ClientStream> stream)
+  AttachCall(GrpcChannel channel, std::shared_ptr<ClientStream> stream)
       : stub(channel), channel_(std::move(channel)), stream_(std::move(stream)) {}
 
   void OnReadDone(bool ok) override;
@@ -60,14 +60,14 @@ class AttachCall final : public grpc::ClientBidiReactor<grpc::ByteBuffer, grpc::
   grpc::ByteBuffer outgoing;
 
  private:
-  Channel channel_;
+  GrpcChannel channel_;
   std::shared_ptr<ClientStream> stream_;
 };
 
 class ClientStream final : public Stream, public std::enable_shared_from_this<ClientStream> {
  public:
   // `gone`: gRPC has let go of the call. It takes the call's channel.
-  using Gone = std::function<void(const std::shared_ptr<Stream>&, Channel)>;
+  using Gone = std::function<void(const std::shared_ptr<Stream>&, GrpcChannel)>;
   ClientStream(Post post, StreamEvents& events, Gone gone)
       : post_(std::move(post)), events_(events), gone_(std::move(gone)) {}
 
@@ -94,7 +94,7 @@ class ClientStream final : public Stream, public std::enable_shared_from_this<Cl
     release(true);
   }
 
-  // By gRPC's threads.
+  // Called by gRPC's threads.
   void came(Result<v1::Frame> frame, PeerFacts peer) {
     report([frame = std::move(frame), peer = std::move(peer)](ClientStream& stream) {
       stream.peer_ = peer;
@@ -104,7 +104,7 @@ class ClientStream final : public Stream, public std::enable_shared_from_this<Cl
   void written() {
     report([](ClientStream& stream) { stream.events_.on_written(stream); });
   }
-  // Once; gRPC's call ends then. `cancel`: it has not ended by itself.
+  // Ends gRPC's call, once. `cancel`: it has not ended by itself.
   void release(bool cancel) {
     AttachCall* call = nullptr;
     {
@@ -121,7 +121,7 @@ class ClientStream final : public Stream, public std::enable_shared_from_this<Cl
       stream.events_.on_closed(stream, why);
     });
   }
-  void gone(Channel channel) { gone_(shared_from_this(), std::move(channel)); }
+  void gone(GrpcChannel channel) { gone_(shared_from_this(), std::move(channel)); }
 
  private:
   void report(std::function<void(ClientStream&)> what) {
@@ -155,7 +155,7 @@ void AttachCall::OnWriteDone(bool ok) {
 
 void AttachCall::OnDone(const grpc::Status& status) {
   const std::shared_ptr<ClientStream> stream = stream_;
-  Channel channel = std::move(channel_);
+  GrpcChannel channel = std::move(channel_);
   stream->ended(from_grpc(status));
   delete this;
   stream->gone(std::move(channel));
@@ -189,7 +189,7 @@ std::shared_ptr<Stream> Dialer::dial() {
   arguments.SetMaxReceiveMessageSize(kMaxGrpcFrames * static_cast<int>(kMaxFrameBytes));
   auto stream = std::make_shared<ClientStream>(
       shared_->post, shared_->events,
-      [shared = shared_](const std::shared_ptr<Stream>& gone, Channel channel) {
+      [shared = shared_](const std::shared_ptr<Stream>& gone, GrpcChannel channel) {
         {
           const std::lock_guard lock(shared->mutex);
           shared->left.push_back(std::move(channel));

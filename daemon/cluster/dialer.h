@@ -1,9 +1,9 @@
 // Streams that this daemon opens, to the coordinator.
 #pragma once
 
+#include "channel.h"
 #include "cluster/cluster.h"
-#include "credentials.h"
-#include "stream.h"
+#include "grpc.h"
 
 #include <memory>
 #include <string>
@@ -16,7 +16,7 @@ class Dialer {
   Dialer(std::string address, const Credentials& credentials, Post post, StreamEvents& events);
   ~Dialer();  // ends the streams, and waits until gRPC has let go of them
 
-  // Begins to connect, by a connection of its own.
+  // Begins to connect. Each stream has its own connection.
   std::shared_ptr<Stream> dial();
 
  private:

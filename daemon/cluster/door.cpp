@@ -38,7 +38,8 @@ std::uint64_t now_ns() {
   return kClock.now_ns();
 }
 
-// Gives it a name, which the kernel chooses, and returns it as gRPC writes it at the other end of the pair.
+// Binds the socket to a name that the kernel chooses. Returns the name as gRPC writes it at the other end of
+// the pair.
 Result<std::string> name_socket(int fd) {
   sockaddr_un name{};
   name.sun_family = AF_UNIX;
@@ -193,7 +194,7 @@ void Door::run() {
       listen_ns_ = 0;
     }
   }
-  // The last that gRPC has said.
+  // Carries what gRPC sent last.
   for (auto& [id, connection] : connections_) {
     if (connection.gate != nullptr) (void)connection.gate->carry(0, 0);
   }
@@ -205,8 +206,8 @@ void Door::take_in() {
     address.size = sizeof(address.bytes);
     UniqueFd fd(::accept4(listener_.get(), address.get(), &address.size, SOCK_CLOEXEC | SOCK_NONBLOCK));
     if (!fd.valid()) {
-      // Out of descriptors: the connection stays where it is. The listener is not asked again at once, and
-      // this thread goes on carrying what the nodes say.
+      // Out of descriptors: the connection waits in the kernel. The listener is not asked again at once, and
+      // this thread continues to carry the nodes' bytes.
       if (errno == EMFILE || errno == ENFILE || errno == ENOMEM) {
         watch(listener_.get(), kListenerId, 0, true);
         listen_ns_ = now_ns() + std::uint64_t{kTickMs} * 1'000'000;
@@ -273,7 +274,7 @@ void Door::forget(std::uint64_t id) {
   connections_.erase(connection);
 }
 
-// A connection that has something to say, or has ended.
+// Looks at the first byte of a connection that has sent something or has ended.
 void Door::look(std::uint64_t id, Connection& connection) {
   unsigned char first = 0;
   const ssize_t n = ::recv(connection.fd.get(), &first, 1, MSG_PEEK | MSG_DONTWAIT);
@@ -396,7 +397,7 @@ void Door::end_probe(std::uint64_t id) {
   node.mapped().answer(error == ECONNREFUSED);
 }
 
-// Nobody answers: that says nothing of a probe, and enough of a connection.
+// A probe without an answer is dropped. A connection without a first byte is refused.
 void Door::end_late() {
   const std::uint64_t now = now_ns();
   std::erase_if(probes_, [&](const auto& probe) { return now >= probe.second.due_ns; });

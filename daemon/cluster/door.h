@@ -1,6 +1,6 @@
-// The cluster's port. A thread of its own takes connections in, looks at their first byte, carries their
-// bytes to gRPC and back, and sees them end. So connections and what they send are limited, and what gRPC
-// refuses in silence has a name in the log.
+// The cluster's port. Its thread accepts connections, looks at their first byte, carries their bytes to gRPC
+// and back, and sees them end. So connections and their bytes are limited, and the log names what gRPC
+// refuses in silence.
 #pragma once
 
 #include "cluster/address.h"
@@ -24,7 +24,7 @@ class Door {
  public:
   static constexpr std::size_t kMaxConnections = 2048;  // a node has one
   static constexpr std::size_t kMaxOfAddress = 64;
-  // A certificate whose connection was ended for a flood opens no stream for so long.
+  // How long a certificate whose connection was ended for a flood may open no stream.
   static constexpr std::uint64_t kWaitNs = 5'000'000'000;
 
   struct Options {
@@ -32,28 +32,28 @@ class Door {
     bool secure = true;
     std::size_t max_connections = kMaxConnections;
     std::size_t max_of_address = kMaxOfAddress;
-    // One end of a pair of sockets; the door carries the connection's bytes. On the door's thread.
+    // Gets one end of a pair of sockets; the door carries the connection's bytes. Called on the door's
+    // thread.
     std::function<void(UniqueFd inner)> hand_over;
   };
   static Result<std::unique_ptr<Door>> open(Options options, Refusals& refusals);
-  // Takes connections in from now on, on a thread of its own. Once.
+  // Starts the thread that accepts connections. Once.
   Status begin();
   ~Door();  // stops
   Door(const Door&) = delete;
   Door& operator=(const Door&) = delete;
 
-  // From any thread. `key` is the peer of what was handed over, as gRPC names it.
-  // It has opened a stream: its end is none of a refused one. Until the stream is closed, refused for
-  // instance, the connection need not make room for others. `peer`, if not null, is the connection's address.
-  // Not OK: it had opened one before, so it is ended, or its certificate has to wait. `certificate` is "" if
-  // there is none.
+  // The following may be called from any thread. `key` is the peer of what was handed over, as gRPC names it.
+  // The connection has opened a stream. Until the stream is closed, for instance refused, the connection need
+  // not make room for others. `peer`, if not null, is set to the connection's address. Not OK: it had opened
+  // one before, so it is ended, or its certificate has to wait. `certificate` is "" if there is none.
   Status opened_stream(const std::string& key, const std::string& certificate, std::string* peer = nullptr);
   void took_frame(const std::string& key);  // as a whole
   void welcomed(const std::string& key);    // its Hello was taken
   void closed_stream(const std::string& key);
-  // Connects to that address and ends the connection at once; `answer` comes on the door's thread.
+  // Connects to the address and closes the connection at once. `answer` is called on the door's thread.
   void probe(const SocketAddress& address, std::function<void(bool refused)> answer);
-  // Takes nobody in any more, and ends.
+  // Accepts no more connections, and ends.
   void stop();
 
  private:
@@ -63,7 +63,7 @@ class Door {
     std::string host;            // of peer
     std::uint64_t due_ns = 0;    // for its first byte
     std::unique_ptr<Gate> gate;  // once it is handed over
-    std::string key;             // likewise
+    std::string key;             // once it is handed over
   };
   enum class Stage { kNoStream, kOpen, kClosed };
   struct Stream {
@@ -89,10 +89,10 @@ class Door {
   Status listen();
   void run();
   void take_in();
-  // Room for one more from that host. If the host, or all together, have as many as they may, the oldest of
-  // those without an open stream is ended for it.
+  // Makes room for one more connection of the host. If the host, or all together, have as many as they may,
+  // the oldest one without an open stream is ended.
   Status make_room(const std::string& host);
-  // Of that host, or of all if it is null. `full` says why.
+  // `host` null: of all hosts. `full` says why.
   Status end_oldest(const std::string* host, const std::string& full);
   void forget(std::uint64_t id);
   void look(std::uint64_t id, Connection& connection);
@@ -116,13 +116,13 @@ class Door {
   bool stopping_now_ = false;
   std::map<std::uint64_t, Connection> connections_;
   std::map<std::string, std::size_t> of_address_;  // connections_ by host
-  std::set<std::uint64_t> pausing_;                // connections_ whose gates do
+  std::set<std::uint64_t> pausing_;                // connections_ whose gates pause
   std::map<std::uint64_t, Probe> probes_;
 
   std::mutex mutex_;
   bool stopping_ = false;                       // guarded by mutex_
   std::map<std::string, Stream> streams_;       // of those handed over, by key; guarded by mutex_
-  std::map<std::string, std::uint64_t> waits_;  // certificates, until then; guarded by mutex_
+  std::map<std::string, std::uint64_t> waits_;  // by certificate, until when; guarded by mutex_
   std::deque<WantedProbe> wanted_;              // guarded by mutex_
 };
 

@@ -16,12 +16,6 @@ bool is_printable(const std::string& text) {
          std::all_of(text.begin(), text.end(), [](unsigned char c) { return c >= 0x20 && c < 0x7f; });
 }
 
-std::string quoted(const std::vector<std::string>& names) {
-  std::string text;
-  for (const std::string& name : names) text += (text.empty() ? "" : ", ") + name;
-  return text.empty() ? "none" : text.substr(0, kMaxText);
-}
-
 }  // namespace
 
 Result<v1::Frame> parse_frame(const std::string& bytes, std::size_t most) {
@@ -62,11 +56,12 @@ Status check_identity(const v1::NodeDescription& node, const PeerFacts& peer, co
                                   [&](const std::string& name) { return same_name(name, node.name()); })) {
     return {StatusCode::kPermissionDenied,
             "it calls itself " + node.name() +
-                ", which its certificate does not name; allowed: " + quoted(peer.names)};
+                ", which its certificate does not name; allowed: " + listed(peer.names).substr(0, kMaxText)};
   }
   if (!settings.allows(node.name())) {
     return {StatusCode::kPermissionDenied, "node " + node.name() + " is not allowed; cluster.nodes of " +
-                                               settings.node + " is " + quoted(settings.nodes)};
+                                               settings.node + " is " +
+                                               listed(settings.nodes).substr(0, kMaxText)};
   }
   return {};
 }

@@ -80,7 +80,7 @@ Gate::State Gate::carry_in(std::uint64_t most_bytes) {
   return broken_ ? State::kEnded : State::kWaits;
 }
 
-// Not after a time in which gRPC was slow: an honest node that has much to say would be slowed down as well.
+// Time in which gRPC was slow does not count as silence: an honest node that sends much would be slowed down.
 void Gate::slow_down_after_silence() {
   if (silent_ns_ == 0 || clock_.now_ns() < silent_ns_ + kSilenceNs) return;
   at_once_ = kFirst;

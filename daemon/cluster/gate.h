@@ -1,5 +1,5 @@
-// What lies between a connection and gRPC: it carries the connection's bytes, which are TLS, and bounds what
-// comes in. gRPC has the other end of a pair of sockets.
+// The gate carries a connection's bytes, which are TLS, to gRPC and back, and limits what comes in. gRPC has
+// the other end of a pair of sockets.
 #pragma once
 
 #include "base/clock.h"
@@ -12,14 +12,13 @@ namespace epd::cluster {
 
 class Gate {
  public:
-  // A connection may send so many bytes before its Hello is taken: the handshake with its certificates, and a
-  // Hello of less than 2 KiB. gRPC can make 500 streams of them.
+  // The most bytes before the Hello is taken: the handshake with its certificates, and a Hello of less than 2
+  // KiB. gRPC can make 500 streams of them.
   static constexpr std::uint64_t kBeforeHello = 16 << 10;
-  // A node, until a frame of its stream has come as a whole: of 1 MiB, before which gRPC ends the stream
-  // itself.
+  // The most bytes until the next frame of the stream is complete: gRPC itself ends the stream at 1 MiB.
   static constexpr std::uint64_t kForFrame = (1 << 20) + (64 << 10);
-  // So many bytes go in at a time. More follow when gRPC has read them and has had time for what they said:
-  // each time a sixteenth more, until the other end of the connection has had nothing to say for a while.
+  // The pace of bytes to gRPC. More follow when gRPC has read the last ones and has had time to handle them:
+  // each time a sixteenth more, until the connection has been silent for a while.
   static constexpr std::size_t kFirst = 1 << 10;
   static constexpr std::size_t kMost = 2 << 10;
   static constexpr std::uint64_t kPauseNs = 1'000'000;
@@ -36,8 +35,8 @@ class Gate {
   Gate(const Clock& clock, int connection, UniqueFd inner)
       : clock_(clock), connection_(connection), inner_(std::move(inner)) {}
 
-  // In both directions. `frames` is the number that have come, and `most_bytes` what may come without another
-  // one.
+  // Carries both directions. `frames` is the number of complete frames, and `most_bytes` the limit until the
+  // next one.
   State carry(std::uint64_t frames, std::uint64_t most_bytes);
   int inner() const { return inner_.get(); }
   std::uint64_t unheard() const { return unheard_; }
@@ -45,7 +44,7 @@ class Gate {
  private:
   State carry_out();
   State carry_in(std::uint64_t most_bytes);
-  // What is left over waits. False: something does, or the other end is gone.
+  // Keeps what could not be sent. False: something is kept, or the other end is gone.
   bool send(int to, std::string& waiting, const char* data, std::size_t size);
   bool send_waiting(int to, std::string& waiting);
   void slow_down_after_silence();

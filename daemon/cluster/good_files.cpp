@@ -23,8 +23,8 @@ std::int64_t days_until(std::int64_t unix_s) {
   return (unix_s - std::time(nullptr)) / kDaySeconds;
 }
 
-// gRPC reads the identity twice, as key and as certificate. It notices that another version has come between
-// by the time of its last change, in seconds; so each version has a second of its own.
+// gRPC reads the identity twice, as key and as certificate. It notices a new version in between by the time
+// of its last change, in seconds; so each version has its own second.
 Result<UniqueFd> memory_with(const std::string& text, std::int64_t version) {
   UniqueFd fd(::memfd_create("epd-certificates", MFD_CLOEXEC));
   if (!fd.valid()) return errno_status("memfd_create");
@@ -83,10 +83,10 @@ void GoodFiles::look() {
   tell_expiry();
   if (problem == problem_) return;
   if (problem.empty()) {
-    record_event(EventKind::kOther, LogLevel::kInfo, "certificate files are good again", {});
+    record_event(EventKind::kOther, LogLevel::kInfo, "certificate files are valid again", {});
   } else {
-    record_event(EventKind::kOther, LogLevel::kWarning, "certificate files are not good",
-                 {{"reason", problem}, {"effect", "what was good last is used"}});
+    record_event(EventKind::kOther, LogLevel::kWarning, "invalid certificate files",
+                 {{"reason", problem}, {"effect", "the last valid files stay in use"}});
   }
   problem_ = problem;
 }
@@ -120,7 +120,7 @@ void GoodFiles::tell_expiry() {
                {{"file", settings_.tls_cert}, {"days", days_until(expiry)}});
 }
 
-// The descriptor keeps its number, which is in the path.
+// The descriptor keeps its number, which is part of the path.
 Status GoodFiles::replace(int& fd, std::string& held, const std::string& text) {
   if (fd >= 0 && text == held) return {};
   Result<UniqueFd> memory = memory_with(text, ++version_);

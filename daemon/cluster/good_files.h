@@ -1,8 +1,8 @@
-// The certificate files for gRPC, which reads what this class has found good. gRPC itself would end the
-// daemon for an empty file, which is what `cp` and a full disk make.
+// The certificate files that gRPC reads: copies of the last valid ones. gRPC itself would end the daemon for
+// an empty file, which `cp` and a full disk leave.
 #pragma once
 
-#include "cluster/certificates.h"
+#include "cluster/settings.h"
 #include "common/fd.h"
 
 #include <atomic>
@@ -17,19 +17,19 @@ namespace epd::cluster {
 
 class GoodFiles {
  public:
-  // Looks once. INVALID_ARGUMENT if the files are not good.
+  // Reads the files once. INVALID_ARGUMENT: they are invalid.
   static Result<std::unique_ptr<GoodFiles>> open(const Settings& settings);
-  // Looks each second from now on, on a thread of its own: a disk may be slow. Once.
+  // Starts a thread that reads the files each second: a disk may be slow. Once.
   Status begin();
   ~GoodFiles();
   GoodFiles(const GoodFiles&) = delete;
   GoodFiles& operator=(const GoodFiles&) = delete;
 
-  // Takes the files up if they are good together; else what was good last stays. The log says which, and once
-  // for each certificate that it expires soon. Before begin(), or by its thread.
+  // Takes the files if they are valid together; otherwise the last valid ones stay. The log says which, and
+  // once for each certificate that it expires soon. Called before begin(), or by its thread.
   void look();
 
-  // Paths of what was good last. Whoever opens one reads all of one version.
+  // Paths of the last valid files. Opening one reads all of one version.
   std::string authorities() const { return path_of(authorities_); }
   std::string identity() const { return path_of(identity_); }  // the key, then the chain of its certificate
   std::int64_t expires_unix_s() const { return expires_unix_s_; }  // of that certificate; from any thread
@@ -44,14 +44,14 @@ class GoodFiles {
 
   const Settings settings_;
   CertificateTexts held_;
-  // Memory in place of files; -1: none yet. Never closed: gRPC may look at them for as long as the process
-  // lives, and must not find somebody else's file there.
+  // Memory in place of files; -1: none yet. Never closed: gRPC may read them as long as the process lives,
+  // and must not find another file there.
   int authorities_ = -1;
   int identity_ = -1;
   std::int64_t version_ = 0;
   std::string problem_;  // of the last look; empty: none
   std::atomic<std::int64_t> expires_unix_s_ = 0;
-  std::int64_t told_expiry_ = 0;  // of the certificate of which the log has said that it expires soon
+  std::int64_t told_expiry_ = 0;  // of the certificate whose expiry was logged
 
   std::thread thread_;
   std::mutex mutex_;

@@ -1,4 +1,4 @@
-// What the coordinator knows of each node. Pure.
+// The coordinator's knowledge of each node. Pure.
 #pragma once
 
 #include "cluster/cluster.h"
@@ -33,7 +33,7 @@ class NodeTable {
   void drains(const std::string& name, std::uint64_t now_ns);
   void lost(const std::string& name, const std::string& reason, std::uint64_t now_ns);
 
-  // Judges silence. The names of those that are lost now.
+  // Judges silence. Returns the names of nodes that are lost now.
   std::vector<std::string> tick(std::uint64_t now_ns);
   std::uint64_t next_due_ns() const;
 
@@ -50,7 +50,7 @@ class NodeTable {
   bool changed_ = true;
 };
 
-// As the coordinator tells it, and as a node keeps it.
+// The row as the coordinator sends it, and as a node keeps it.
 v1::NodeRow message_of(const NodeRow& row, std::uint64_t now_ns);
 NodeState state_of(v1::NodeCondition condition);
 

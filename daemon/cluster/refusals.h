@@ -1,4 +1,4 @@
-// What was refused on the cluster's port, or by the coordinator: counted by reason, and in the log.
+// Connections, streams and nodes that were refused: counted by reason, and in the log.
 #pragma once
 
 #include "base/log.h"
@@ -27,7 +27,7 @@ enum class Refusal {
   kFlood,           // more bytes or streams than a connection may send
 };
 
-// Each has lines of its own in the log, so that strangers leave room for nodes.
+// Each kind has its own limit of log lines, so strangers leave room for nodes.
 enum class Who {
   kStranger,  // a connection without a stream
   kNode,      // a stream: its certificate has been accepted
@@ -38,7 +38,7 @@ class Refusals {
  public:
   void refuse(Who who, Refusal reason, const std::string& peer, const std::string& node,
               const std::string& text);
-  // Word and number of those that are not zero.
+  // Words and numbers of the reasons that have occurred.
   std::vector<std::pair<std::string, std::uint64_t>> counts() const;
 
  private:

@@ -2,7 +2,7 @@
 
 #include "base/thread.h"
 #include "frames.h"
-#include "grpc_frames.h"
+#include "grpc.h"
 
 #include <grpcpp/grpcpp.h>
 #include <grpcpp/resource_quota.h>
@@ -28,19 +28,19 @@ using Reactor = grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>;
 
 class ServerStream;
 
-// What streams and their service share.
+// State that the streams and their service share.
 struct Streams {
   Server::Callbacks callbacks;
   Door* door = nullptr;  // as long as there are calls
   std::mutex mutex;
   bool stopped = false;                                // guarded by mutex
-  std::set<std::shared_ptr<ServerStream>> unfinished;  // likewise
+  std::set<std::shared_ptr<ServerStream>> unfinished;  // guarded by mutex
 };
 
 // gRPC holds the reactor until OnDone, which follows the call of Finish. Until then `reactor_` may be used.
 class ServerStream final : public Stream, public std::enable_shared_from_this<ServerStream> {
  public:
-  // `key`: of its connection at the door.
+  // `key` names its connection at the door.
   ServerStream(std::shared_ptr<Streams> streams, std::string key, PeerFacts peer)
       : streams_(std::move(streams)), key_(std::move(key)), peer_(std::move(peer)) {}
 
@@ -52,7 +52,7 @@ class ServerStream final : public Stream, public std::enable_shared_from_this<Se
 
  private:
   friend class AttachReactor;
-  // On the loop, if that one still goes on and the stream has not ended.
+  // Runs on the loop, if the loop is still running and the stream has not ended.
   void report(std::function<void(ServerStream&)> what);
 
   const std::shared_ptr<Streams> streams_;
@@ -103,7 +103,7 @@ void ServerStream::read() {
   if (reactor_ != nullptr) reactor_->StartRead(&static_cast<AttachReactor*>(reactor_)->incoming_);
 }
 
-// What is written first is Welcome.
+// The first frame that is written is Welcome.
 void ServerStream::write(const v1::Frame& frame) {
   if (!std::exchange(welcomed_, true)) streams_->door->welcomed(key_);
   const std::lock_guard lock(mutex_);
@@ -176,7 +176,7 @@ class ClusterService final : public v1::Cluster::WithRawCallbackMethod_Attach<v1
   const std::shared_ptr<Streams> streams_;
 };
 
-// Methods that no daemon has. Their streams count, too.
+// Answers methods that no daemon has. Their streams count, too.
 class OtherMethods final : public grpc::CallbackGenericService {
  public:
   explicit OtherMethods(std::shared_ptr<Streams> streams) : streams_(std::move(streams)) {}
@@ -197,7 +197,7 @@ class OtherMethods final : public grpc::CallbackGenericService {
   const std::shared_ptr<Streams> streams_;
 };
 
-// Three descriptors for each, and most of them are for clients.
+// A connection takes three descriptors, and most descriptors are for clients.
 std::size_t most_connections() {
   rlimit limit{};
   if (::getrlimit(RLIMIT_NOFILE, &limit) != 0) return Door::kMaxConnections;

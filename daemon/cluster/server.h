@@ -1,11 +1,11 @@
 // The cluster's server: streams that other daemons open.
 #pragma once
 
+#include "channel.h"
 #include "cluster/cluster.h"
-#include "credentials.h"
 #include "door.h"
+#include "grpc.h"
 #include "refusals.h"
-#include "stream.h"
 
 #include <functional>
 #include <memory>

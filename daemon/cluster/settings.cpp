@@ -1,7 +1,6 @@
 #include "cluster/settings.h"
 
 #include "cluster/address.h"
-#include "cluster/certificates.h"
 
 #include <limits.h>
 #include <unistd.h>
@@ -22,7 +21,7 @@ Status refused(const char* key, const std::string& value, const std::string& all
   return invalid_argument(std::string(key) + " is \"" + value + "\"; allowed: " + allowed);
 }
 
-// `value` in the form in which addresses are compared as text.
+// Reads the address and writes `value` in the form in which addresses are compared.
 Result<HostPort> read_address(const char* key, std::string& value, const std::string& allowed) {
   std::optional<HostPort> address = parse_host_port(value);
   const std::string why = address ? why_of_no_node(address->host) : why_no_host_port(value);
@@ -34,7 +33,7 @@ Result<HostPort> read_address(const char* key, std::string& value, const std::st
   return std::move(*address);
 }
 
-// Of a node that others connect to.
+// For the address of a node that others connect to.
 Status complete_address(const char* key, std::string& value) {
   const std::string given = value;
   Result<HostPort> address = read_address(key, value, kAllowedAddress);
@@ -98,9 +97,7 @@ Status check_names(const Settings& settings) {
     }
   }
   if (settings.allows(settings.node)) return {};
-  std::string list;
-  for (const std::string& pattern : settings.nodes) list += (list.empty() ? "" : ", ") + pattern;
-  return refused("cluster.nodes", list,
+  return refused("cluster.nodes", listed(settings.nodes),
                  "a list that allows this node too, cluster.node = \"" + settings.node + "\"");
 }
 
@@ -161,14 +158,12 @@ bool Settings::allows(const std::string& other) const {
 
 Status Settings::check_user(const std::string& other, std::uint32_t uid) const {
   if (users.empty()) return {};
-  std::string list;
   for (const std::string& text : users) {
     const std::optional<UserRule> rule = parse_user_rule(text);
     if (rule && matches(rule->nodes, other) && rule->first <= uid && uid <= rule->last) return {};
-    list += (list.empty() ? "" : ", ") + text;
   }
   return {StatusCode::kPermissionDenied, "node " + other + " may not speak for user " + std::to_string(uid) +
-                                             "; cluster.users of the coordinator is " + list};
+                                             "; cluster.users of the coordinator is " + listed(users)};
 }
 
 Result<Settings> complete(Settings settings) {

@@ -1,10 +1,10 @@
-// What the coordinator's daemon and the others have in common: who this is, and what it sees.
+// The common part of the coordinator's daemon and the others: who this node is, and what it sees.
 #pragma once
 
+#include "channel.h"
 #include "cluster/cluster.h"
 #include "membership/agent.h"
 #include "refusals.h"
-#include "stream.h"
 
 #include <cstdint>
 #include <functional>
@@ -18,8 +18,8 @@ struct Self {
   const Settings& settings;
   const Clock& clock;
   Refusals& refusals;
-  v1::NodeDescription description;  // as it was at the start: not draining
-  membership::Agent& agent;         // its owner's, which ticks it and carries its actions out
+  v1::NodeDescription description;  // as at the start: not draining
+  membership::Agent& agent;         // its owner ticks it and carries out its actions
 };
 
 class Side : public StreamEvents {

@@ -116,7 +116,7 @@ std::string Reader::path() const {
 
 // ---- messages
 
-// All ranks, each at its place; members are some of them.
+// All ranks are there, in order. Members are some of them.
 std::string check(const GroupDescription& group) {
   if (const std::string wrong = abi::check_shape(group.shape); !wrong.empty()) return "shape." + wrong;
   const std::string allowed =
@@ -188,7 +188,7 @@ std::string encode(const ToAgent& message) {
   return written(message);
 }
 
-// Groups that are not reported end at a change of the coordinator, as far as they don't fit.
+// Groups whose reports do not fit end when the coordinator changes.
 std::string encode(ToCoordinator message, std::size_t most) {
   std::string bytes = written(message);
   auto* attach = std::get_if<Attach>(&message.body);

@@ -1,6 +1,6 @@
 // Protobuf's encoding of the messages of epd/v1/membership.proto. fields(io, struct) shows each field to
-// `io`: a Writer appends it, a Reader judges it and fills it in. What a Reader does not know it leaves out,
-// so newer daemons may say more.
+// `io`: a Writer appends it, a Reader judges it and fills it in. A Reader skips fields that it does not know,
+// so newer daemons may send more.
 #pragma once
 
 #include "common/status.h"
@@ -50,12 +50,12 @@ struct WireField {
   std::uint64_t value = 0;  // of a number
   std::string_view bytes;   // of kBytes
 };
-// Takes the value, or the field, that the bytes begin with. False: they begin with none.
+// Takes the value, or the field, at the beginning of the bytes. False: there is none.
 bool take_varint(std::string_view& bytes, std::uint64_t& value);
 bool take_fixed64(std::string_view& bytes, std::uint64_t& value);
 bool take_field(std::string_view& bytes, WireField& field);
 
-// What is wrong with the whole message, or nothing.
+// Returns what is wrong with the message as a whole, or "".
 std::string check(const GroupDescription& group);
 std::string check(const AcquireMemory& action);
 
@@ -177,7 +177,7 @@ class Reader {
       if (field.type == WireField::kBytes && status_.ok()) nested(name, field.bytes, values.emplace_back());
     });
   }
-  // Each may be a field of its own, or all are the bytes of one.
+  // Each number may be a field of its own, or one field may hold all.
   template <Kind K, typename Value>
   void numbers(std::uint32_t number, const char* name, std::vector<Value>& values, std::size_t size,
                std::uint64_t most) {

@@ -1,7 +1,7 @@
 #include "control_reads.h"
 
 #include "base/log.h"
-#include "cluster/certificates.h"
+#include "cluster/settings.h"
 #include "common/build_info.h"
 #include "common/gpu_uuid.h"
 #include "device_list.h"

@@ -199,9 +199,9 @@ TEST_F(Nodes, AnEmptiedKeyOrCertificateEndsNobody) {
     await("a", "c", "lost");
     fs::rename(path + ".kept", path);
     ++times;
-    EXPECT_GE(until(kSoon, [&] { return times_said(at("a"), "certificate files are good again") == times; }),
+    EXPECT_GE(until(kSoon, [&] { return times_said(at("a"), "certificate files are valid again") == times; }),
               0);
-    EXPECT_EQ(times_said(at("a"), "certificate files are not good"), times);
+    EXPECT_EQ(times_said(at("a"), "invalid certificate files"), times);
   }
   // Then good new ones are taken up.
   const std::string fresh = directory() + "/fresh";

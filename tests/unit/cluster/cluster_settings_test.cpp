@@ -2,7 +2,6 @@
 // allowed.
 #include "base/event.h"
 #include "cluster/address.h"
-#include "cluster/certificates.h"
 #include "cluster/settings.h"
 #include "good_files.h"
 
@@ -436,10 +435,9 @@ TEST_F(ClusterGoodFiles, ARenewalIsSaidAndMovesTheExpiry) {
   for (const char* name : {"node-a.pem", "ca.pem"}) fs::rename(file("new/") + name, file(name));
   for (int i = 0; i < 3; ++i) files_->look();
   EXPECT_NEAR(static_cast<double>(files_->expires_unix_s() - std::time(nullptr)), 10 * 86'400.0, 600);
-  EXPECT_EQ(said(),
-            (std::vector<std::string>{"certificate files are not good", "certificate authorities renewed",
-                                      "certificate renewed", "certificate expires soon",
-                                      "certificate files are good again"}));
+  EXPECT_EQ(said(), (std::vector<std::string>{"invalid certificate files", "certificate authorities renewed",
+                                              "certificate renewed", "certificate expires soon",
+                                              "certificate files are valid again"}));
 }
 
 TEST_F(ClusterGoodFiles, ThatTheyAreNotGoodIsSaidOnce) {
@@ -448,11 +446,11 @@ TEST_F(ClusterGoodFiles, ThatTheyAreNotGoodIsSaidOnce) {
   EXPECT_EQ(said(), std::vector<std::string>{});
   empty("node-a.key");
   for (int i = 0; i < 5; ++i) files_->look();
-  EXPECT_EQ(said(), std::vector<std::string>{"certificate files are not good"});
+  EXPECT_EQ(said(), std::vector<std::string>{"invalid certificate files"});
   std::ofstream(file("node-a.key")) << key;
   for (int i = 0; i < 5; ++i) files_->look();
   EXPECT_EQ(said(),
-            (std::vector<std::string>{"certificate files are not good", "certificate files are good again"}));
+            (std::vector<std::string>{"invalid certificate files", "certificate files are valid again"}));
 }
 
 }  // namespace

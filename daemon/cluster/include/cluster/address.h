@@ -8,6 +8,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <vector>
 
 namespace epd::cluster {
 
@@ -31,11 +32,12 @@ struct SocketAddress {
   const sockaddr* get() const { return reinterpret_cast<const sockaddr*>(&bytes); }
   sockaddr* get() { return reinterpret_cast<sockaddr*>(&bytes); }
 };
-// No value if the host is a name: nothing is looked up.
+// No value if the host is a name: names are not resolved.
 std::optional<SocketAddress> numeric_address(const HostPort& address);
 // "10.0.0.1:7410", "[::1]:7410"; an IPv4 address within IPv6 as IPv4.
 std::string to_string(const SocketAddress& address);
-// As gRPC writes it, "ipv4:10.0.0.1:7410" or "ipv6:%5B::1%5D:7410", in the form of to_string().
+// Turns a peer as gRPC writes it, "ipv4:10.0.0.1:7410" or "ipv6:%5B::1%5D:7410", into the form of
+// to_string().
 std::string peer_text(const std::string& grpc_peer);
 
 // A numeric loopback address, or "localhost".
@@ -47,7 +49,9 @@ bool is_wildcard(const std::string& host);  // all addresses of the machine; of 
 // 1..253 letters, digits, '-', '_', '.'; of a cluster and of a node.
 bool is_name(std::string_view text);
 constexpr const char* kAllowedNames = "1..253 letters, digits, '-', '_', '.'";
-// Without regard to case, as DNS compares.
+// "a, b, c"; "none" if there is none.
+std::string listed(const std::vector<std::string>& names);
+// Compares without regard to case, as DNS does.
 bool same_name(std::string_view a, std::string_view b);
 // The same for a pattern in which '*' stands for any characters.
 bool matches(std::string_view pattern, std::string_view name);

@@ -1,5 +1,5 @@
-// This daemon's place in a cluster: it takes nodes in if it is the coordinator, or attaches to the one that
-// is.
+// This daemon's part in a cluster: it takes nodes in if it is the coordinator, else it attaches to the
+// coordinator.
 #pragma once
 
 #include "base/clock.h"
@@ -45,11 +45,11 @@ struct NodeView {
 struct View {
   bool coordinates = false;
   std::uint64_t term = 0;  // 0: no coordinator has been heard of
-  // What keeps this node from its coordinator; empty: nothing.
+  // Why this node has no coordinator; empty: it has one.
   std::string problem;
   std::uint64_t problem_ms = 0;
   std::int64_t certificate_expires_unix_s = 0;  // of the one in use; 0: none
-  // By name. Of a node that does not coordinate: as the coordinator has told last.
+  // By name. A node that does not coordinate has what the coordinator sent last.
   std::vector<NodeView> nodes;
   std::vector<std::pair<std::string, std::uint64_t>> refusals;  // by reason; those that are not zero
 };
@@ -75,13 +75,12 @@ class Cluster {
     Post post;
     BootId boot_id{};
     std::string version;  // of the daemon
-    // This node's, and its owner's: who tells it, ticks it, and carries its actions out in every turn of the
-    // loop, before tick() and after what tick() and messages have brought. The cluster gives it the
-    // coordinator's messages, and takes those that it has for the coordinator.
+    // The node's agent. Its owner gives it events, ticks it, and carries out its actions in each turn of the
+    // loop, before tick() and after it. The cluster carries messages between it and the coordinator.
     membership::Agent& agent;
     membership::MembershipLimits limits;  // of groups that span nodes, if this node coordinates
     std::uint32_t orphan_ms = 10'000;     // cluster.orphan_ms
-    std::function<Quota(std::uint32_t uid)> most_groups_of = {};  // of a user; likewise
+    std::function<Quota(std::uint32_t uid)> most_groups_of = {};  // of a user, if this node coordinates
   };
   // Opens the port. `settings` as complete() has returned them.
   static Result<std::unique_ptr<Cluster>> start(const Settings& settings, Ground ground);
@@ -89,14 +88,14 @@ class Cluster {
   virtual ~Cluster() = default;
 
   virtual void drain() = 0;  // the others are told, once
-  virtual void leave() = 0;  // likewise: the daemon ends now
+  virtual void leave() = 0;  // the others are told that the daemon ends now
 
   // Once per turn of the loop.
   virtual void tick() = 0;
   virtual std::uint64_t next_due_ns() const = 0;
 
   virtual View view() const = 0;
-  // Where this node coordinates; else none. By id.
+  // Where this node coordinates; otherwise none. By id.
   virtual std::vector<SpanningGroup> spanning_groups() const = 0;
   virtual const Settings& settings() const = 0;
 };

@@ -1,4 +1,4 @@
-// What the configuration says of the cluster, judged as a whole.
+// The configuration of the cluster, judged as a whole.
 #pragma once
 
 #include "common/status.h"
@@ -9,7 +9,7 @@
 
 namespace epd::cluster {
 
-// As cluster.* of the configuration.
+// cluster.* of the configuration.
 struct Settings {
   std::string name;
   std::string node;
@@ -39,5 +39,22 @@ struct Settings {
 // `listen`. Writes numeric addresses in one form. INVALID_ARGUMENT naming key, value and what is allowed;
 // looks at the certificate files too.
 Result<Settings> complete(Settings settings);
+
+struct CertificateFacts {
+  std::vector<std::string> names;   // DNS names and addresses
+  std::int64_t expires_unix_s = 0;  // the first of the chain's certificates
+};
+
+// The contents of the files, as PEM without other text.
+struct CertificateTexts {
+  std::string authorities;
+  std::string identity;  // the key, then the chain of its certificate
+};
+
+// Judges the files cluster.tls_ca, tls_cert and tls_key. INVALID_ARGUMENT names key, value and what is
+// allowed. `facts`, if not null, is filled as far as the certificate can be read, and `texts` if nothing is
+// wrong.
+Status check_certificates(const Settings& settings, CertificateFacts* facts = nullptr,
+                          CertificateTexts* texts = nullptr);
 
 }  // namespace epd::cluster

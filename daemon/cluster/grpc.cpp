@@ -1,11 +1,15 @@
-#include "grpc_frames.h"
+#include "grpc.h"
 
 #include "frames.h"
 
 #include <grpc/grpc_security_constants.h>
+#include <grpcpp/security/tls_certificate_provider.h>
+#include <grpcpp/security/tls_credentials_options.h>
 #include <grpcpp/support/slice.h>
 
 namespace epd::cluster {
+
+// ---- grpc frames
 
 grpc::ByteBuffer to_bytes(const v1::Frame& frame) {
   const grpc::Slice slice(frame.SerializeAsString());
@@ -18,7 +22,7 @@ Result<v1::Frame> from_bytes(const grpc::ByteBuffer& bytes, std::size_t most) {
   return parse_frame(std::string(reinterpret_cast<const char*>(slice.begin()), slice.size()), most);
 }
 
-// FAILED_PRECONDITION is what the two ends have not in common.
+// FAILED_PRECONDITION: the two ends have no version, or no cluster, in common.
 grpc::Status to_grpc(const Status& status) {
   switch (status.code()) {
     case StatusCode::kOk: return grpc::Status::OK;
@@ -52,6 +56,32 @@ PeerFacts peer_of(const grpc::AuthContext* context) {
     peer.addresses.emplace_back(address.data(), address.size());
   peer.secure = context->IsPeerAuthenticated();
   return peer;
+}
+
+// ---- credentials
+
+namespace {
+
+constexpr unsigned kLookEachSeconds = 1;
+
+}  // namespace
+
+Credentials make_credentials(const GoodFiles* good) {
+  if (good == nullptr) return {grpc::InsecureServerCredentials(), grpc::InsecureChannelCredentials()};
+  namespace tls = grpc::experimental;
+  const auto files = std::make_shared<tls::FileWatcherCertificateProvider>(
+      good->identity(), good->identity(), good->authorities(), kLookEachSeconds);
+  tls::TlsServerCredentialsOptions server(files);
+  server.watch_root_certs();
+  server.watch_identity_key_cert_pairs();
+  server.set_cert_request_type(GRPC_SSL_REQUEST_AND_REQUIRE_CLIENT_CERTIFICATE_AND_VERIFY);
+  // The host of cluster.coordinator must be a name of the certificate there: gRPC's own rule.
+  tls::TlsChannelCredentialsOptions client;
+  client.set_certificate_provider(files);
+  client.watch_root_certs();
+  client.watch_identity_key_cert_pairs();
+  client.set_verify_server_certs(true);
+  return {tls::TlsServerCredentials(server), tls::TlsCredentials(client)};
 }
 
 }  // namespace epd::cluster
