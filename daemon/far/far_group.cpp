@@ -1,8 +1,8 @@
 #include "far/far_group.h"
 
 #include "common/status.h"
-#include "far/mac.h"
-#include "far/sequence.h"
+#include "far/flow.h"
+#include "far/seal.h"
 
 #include <algorithm>
 #include <string>
@@ -13,11 +13,11 @@ namespace epd::far {
 using abi::FarHeader;
 using abi::FarType;
 
-// With one far engine.
+// The traffic with one far engine.
 struct FarGroup::Channel {
-  std::uint64_t greetings = 0;  // numbers that were given out
+  std::uint64_t greetings = 0;  // the last number given to one
   std::uint64_t others = 0;
-  const Pair* last = nullptr;  // of the last message, until one without content has followed it
+  const Pair* last = nullptr;  // of the last message, until an empty one has followed
   std::uint64_t last_ns = 0;   // of the first step since that message; 0: there was none
   Sequence came;
   std::optional<MacKey> out;
@@ -34,7 +34,7 @@ struct FarGroup::Stall {
   std::uint64_t counted_ns = 0;  // up to here
 };
 
-// Of a rank here and a far one.
+// The windows between a rank here and a far rank.
 struct FarGroup::Pair {
   Pair(std::uint32_t own, std::uint32_t other, const FarSizes& sizes)
       : rank(own),
@@ -60,12 +60,12 @@ struct FarGroup::Pair {
   std::shared_ptr<BufferPool> sum_buffers;
 };
 
-// Of a rank here.
+// The operations of a rank here.
 struct FarGroup::Rank {
   std::uint64_t next = 0;                                 // operations below have ended
-  std::set<std::uint64_t> ended;                          // others that have
+  std::set<std::uint64_t> ended;                          // later ones that have ended
   std::map<std::uint64_t, Receiver*> open;                // by tag
-  std::map<std::uint64_t, std::vector<Arrival>> waiting;  // likewise: they are not open yet
+  std::map<std::uint64_t, std::vector<Arrival>> waiting;  // by tag: for operations that are not open yet
 };
 
 struct FarGroup::State {
@@ -126,7 +126,7 @@ void FarGroup::end() {
   faults_.clear();
 }
 
-// As whoever uses a gateway: rows to it, sums from it. As a gateway: the other way round.
+// A rank sends rows to its gateways and gets sums from them. As a gateway it does the reverse.
 std::uint64_t FarGroup::memory_bytes() const {
   std::uint64_t windows = 0;
   for (const auto& [ranks, with] : state_->pairs)
@@ -214,7 +214,7 @@ Drop FarGroup::judge(EngineId from, std::span<const std::byte> bytes, const Body
   return judge_sizes(header);
 }
 
-// Rows and asks go to a gateway, sums come from one; done ends either.
+// Rows and asks go to a gateway, sums come from one. A kDone ends either.
 Drop FarGroup::judge_ranks(const FarHeader& header) const {
   const auto found = state_->pairs.find({header.to_rank, header.from_rank});
   if (found == state_->pairs.end()) return Drop::kRanks;
@@ -252,7 +252,8 @@ Drop FarGroup::judge_sizes(const FarHeader& header) const {
   return good ? Drop::kNone : Drop::kRecords;
 }
 
-// Whether it has come as it was sent, once. Its number counts whatever becomes of it: what is late is no gap.
+// Whether the message has come as it was sent, and once. Its number counts in any case, so a dropped message
+// is no gap.
 Drop FarGroup::check(EngineId from, const Arrival& arrival) {
   const FarHeader& header = arrival.header;
   const std::span<const std::byte> body(arrival.body.data, arrival.body.bytes);
@@ -292,11 +293,11 @@ void FarGroup::add_corrupt(EngineId from, const FarHeader& header, const char* w
                       " with a wrong " + wrong);
 }
 
-// The network loses messages whose outer headers it has corrupted.
+// A network drops messages whose outer headers it has corrupted.
 void FarGroup::find_gaps() {
   if (facts_.gap_ns == 0) return;
   for (auto& [engine, channel] : state_->channels) {
-    if (!channel.fault.empty()) {  // told again, as nobody may have coordinated when it was told
+    if (!channel.fault.empty()) {  // told again: there may have been no coordinator
       if (now_ns_ < channel.told_ns + facts_.gap_ns) continue;
       channel.told_ns = now_ns_;
       faults_.push_back({engine, channel.fault});
@@ -309,7 +310,7 @@ void FarGroup::find_gaps() {
   }
 }
 
-// A lost message is missed when a later one has come. So in a pause an empty credit follows the last one.
+// A lost message shows when a later one has come. So in a pause an empty credit follows the last one.
 void FarGroup::follow_last() {
   if (facts_.gap_ns == 0) return;
   for (auto& [engine, channel] : state_->channels) {
@@ -321,9 +322,9 @@ void FarGroup::follow_last() {
   }
 }
 
-// A batch that waits here for its operation has a credit. Of announcements there are at most as many as
-// operations that may have begun. A far rank begins operation i when its operation i - depth has ended: then
-// this rank has begun that one, and so ended its own of i - 2 * depth.
+// A batch that waits here for its operation has a credit. Announcements are limited by the operations that
+// may have begun. A far rank begins operation i when its operation i - depth has ended: by then this rank has
+// begun that one, and so ended its own i - 2 * depth.
 Drop FarGroup::take_in(const Arrival& arrival) {
   const FarHeader& header = arrival.header;
   Pair& with = pair(header.to_rank, header.from_rank);
@@ -418,7 +419,7 @@ Buffer FarGroup::take_sums(std::uint32_t rank, std::uint32_t far_rank, std::uint
   return with.sum_buffers->take();
 }
 
-// Credits of rows that came go as row_credits, of sums that came as sum_credits.
+// row_credits are for rows that came, sum_credits for sums.
 void FarGroup::add_credits(FarHeader& header, Pair& with) const {
   header.row_credits = with.row_debt.take();
   header.sum_credits = with.sum_debt.take();
@@ -487,7 +488,7 @@ bool FarGroup::step(std::uint64_t now_ns) {
     count_stall(with, with.sums, with.sum_stall);
   }
   bool sent = false;
-  // Messages to an engine that takes none do not hold up those to others.
+  // A full engine does not hold up messages to other engines.
   std::set<EngineId> full;
   for (std::unique_ptr<Message>& message : state_->outgoing) {
     if (full.contains(message->engine)) continue;

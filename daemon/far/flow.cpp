@@ -8,6 +8,8 @@
 
 namespace epd::far {
 
+// ---- flow
+
 void Window::leave(std::uint64_t tag) {
   order_.erase(std::remove(order_.begin(), order_.end(), tag), order_.end());
 }
@@ -44,6 +46,30 @@ std::uint16_t Debt::take() {
       static_cast<std::uint16_t>(std::min<std::uint32_t>(owed_, std::numeric_limits<std::uint16_t>::max()));
   owed_ -= credits;
   return credits;
+}
+
+// ---- sequence
+
+bool Sequence::take(std::uint64_t began_ns, std::uint64_t number, std::uint64_t now_ns) {
+  if (began_ns < began_ns_) return false;
+  if (began_ns > began_ns_) {
+    *this = Sequence();
+    began_ns_ = began_ns;
+  }
+  if (number < next_ || number - next_ > kMostAhead) return false;
+  if (number != next_) {
+    if (!ahead_.insert(number).second) return false;
+    if (gap_since_ns_ == 0) gap_since_ns_ = std::max<std::uint64_t>(1, now_ns);
+    return true;
+  }
+  ++next_;
+  if (ahead_.empty()) return true;
+  while (!ahead_.empty() && *ahead_.begin() == next_) {
+    ahead_.erase(ahead_.begin());
+    ++next_;
+  }
+  gap_since_ns_ = ahead_.empty() ? 0 : std::max<std::uint64_t>(1, now_ns);
+  return true;
 }
 
 }  // namespace epd::far

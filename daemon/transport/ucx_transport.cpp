@@ -1,6 +1,6 @@
 #include "ucx_transport.h"
 
-#include "rules.h"
+#include "shared.h"
 
 #include <cstdio>
 #include <cstdlib>
@@ -16,8 +16,8 @@ constexpr unsigned kLastMessageId = 0xffff;   // what UCX's header has room for
 constexpr std::uint32_t kMagic = 0x4d445045;  // "EPDM"
 constexpr std::uint16_t kFormat = 2;
 
-// See leave(). Engines break their groups within some milliseconds of each other, but while a cable is out
-// the other side hears of nothing: longer than that.
+// How long one side lets the other close first (see leave()). Engines break their groups within some
+// milliseconds of each other, but while a cable is out the other side hears nothing. This is longer.
 constexpr std::chrono::milliseconds kAfterYou{6'000};
 constexpr std::chrono::milliseconds kAtOnce{0};
 
@@ -61,8 +61,8 @@ UcxTransport::UcxTransport(UcxWorker worker, std::uint64_t id, Address address, 
       rendezvous_bytes_(options.rendezvous_bytes) {}
 
 Status UcxTransport::listen() {
-  // UCX 1.13 calls through a null pointer if a message has a number for which there is no handler. From the
-  // last one on, so that UCX makes its table once.
+  // UCX 1.13 calls a null pointer for a message whose number has no handler. The last number comes first, so
+  // that UCX makes its table once.
   for (unsigned number = kLastMessageId + 1; number-- > 0;) {
     if (Status status = handle(number, number == kMessageId ? &on_message : &on_other_message); !status.ok())
       return status;
@@ -126,7 +126,7 @@ UcxTransport::Peer& UcxTransport::make_peer(std::uint64_t transport) {
   return *peers_.emplace(peer->id, std::move(peer)).first->second;
 }
 
-// If its partner is gone, UCX closes the socket of an endpoint when both sides have closed theirs.
+// If the partner of an endpoint is gone, UCX closes its socket when both sides have closed theirs.
 void UcxTransport::pair_up() {
   if (!std::exchange(some_behind_, false)) return;
   for (auto& [transport, partner] : partners_) {
@@ -140,7 +140,7 @@ void UcxTransport::pair_up() {
   }
 }
 
-// May come in any call of UCX's, so it only marks.
+// Called from any call of UCX's, so it only marks the peer.
 void UcxTransport::on_failure(void* arg, ucp_ep_h /*endpoint*/, ucs_status_t status) {
   Peer& peer = *static_cast<Peer*>(arg);
   if (peer.state != State::kOpen && peer.state != State::kLeaving) return;
@@ -165,9 +165,9 @@ Status UcxTransport::close(PeerId id) {
   return {};
 }
 
-// UCX keeps the socket of an endpoint that it closes for the other side's partner, until that is closed. If
-// both close theirs before either has heard of it, both keep the socket for ever. So one side lets the other
-// go first.
+// UCX keeps the socket of a closed endpoint for the other side's partner, until that is closed. If both sides
+// close theirs before either has heard of it, both keep the socket for ever. So one side lets the other close
+// first.
 void UcxTransport::leave(Peer& peer) {
   ending_.push_back(&peer);
   peer.state = State::kLeaving;
@@ -175,8 +175,8 @@ void UcxTransport::leave(Peer& peer) {
   advance_leaving(peer);
 }
 
-// An endpoint that works is closed when it has nothing to write any more. UCX would keep it half, for
-// receiving; if it still had bytes to write and the other side broke then, UCX would use it after freeing it
+// A working endpoint is closed when it has nothing left to write. UCX would keep half of it, for receiving;
+// if it still had bytes to write and the other side broke, UCX would use it after freeing it
 // (uct_tcp_iface_handle_events; 1.13 and later). Sends by rendezvous are not waited for: a peer that has
 // closed its side never fetches them.
 void UcxTransport::advance_leaving(Peer& peer) {
@@ -310,8 +310,8 @@ Status UcxTransport::send(PeerId id, std::span<const std::byte> header, std::spa
   return status;
 }
 
-// Nothing is sent behind a flush until it is through: if a send fails then, and the answer to the flush has
-// come and has not been read, UCX aborts the process (uct_tcp_ep_handle_put_ack; 1.13).
+// Nothing is sent until a flush is complete: if a send fails then, and the answer to the flush has come and
+// has not been read, UCX aborts the process (uct_tcp_ep_handle_put_ack; 1.13).
 Status UcxTransport::flush(PeerId id, std::uint64_t cookie) {
   Result<Peer*> peer = sender_to(id);
   if (!peer.ok()) return peer.status();
@@ -415,8 +415,8 @@ ucs_status_t UcxTransport::receive(std::span<const std::byte> wire, void* data, 
                                    std::uint64_t attributes) {
   Prefix prefix{};
   if (wire.size() >= sizeof(prefix)) std::memcpy(&prefix, wire.data(), sizeof(prefix));
-  // Memory would wait for a body that nobody may send. If the fetch failed, the peer whose number the message
-  // has would be down.
+  // Its memory could wait for a body that nobody sends. If the fetch failed, the peer that the message names
+  // would be down.
   const bool rendezvous = (attributes & UCP_AM_RECV_ATTR_FLAG_RNDV) != 0;
   if (rendezvous && rendezvous_bytes_ == kAlwaysEager) {
     ++counters_.dropped_malformed;
@@ -430,7 +430,7 @@ ucs_status_t UcxTransport::receive(std::span<const std::byte> wire, void* data, 
   const auto sender = by_transport_.find(prefix.sender);
   if (sender == by_transport_.end() || sender->second->state == State::kDown) {
     ++counters_.dropped_unknown;
-    return UCS_OK;  // of a rendezvous the body is not fetched, and UCX tells the sender that it is free
+    return UCS_OK;  // the body of a rendezvous is not fetched; UCX tells the sender that it is free
   }
   Peer& peer = *sender->second;
   Partner& partner = partners_[prefix.sender];
@@ -438,7 +438,7 @@ ucs_status_t UcxTransport::receive(std::span<const std::byte> wire, void* data, 
   some_behind_ = some_behind_ || partner.behind();
   const Header header(wire.subspan(sizeof(prefix)));
   if (rendezvous) return begin_fetch(peer, header, data, bytes);
-  // UCX's promise for handlers with UCP_AM_FLAG_PERSISTENT_DATA: the data may be kept.
+  // UCX promises to handlers with UCP_AM_FLAG_PERSISTENT_DATA that the data may be kept.
   EPD_CHECK(bytes == 0 || (attributes & UCP_AM_RECV_ATTR_FLAG_DATA) != 0);
   push_received(peer, header, static_cast<const std::byte*>(data), bytes, {data, nullptr});
   return bytes != 0 ? UCS_INPROGRESS : UCS_OK;
@@ -512,7 +512,7 @@ void UcxTransport::release(const Body& body) {
 
 // ---- going on ----------------------------------------------------------------------------------
 
-// False: of a closed peer, so nobody sees it.
+// False: the peer is closed, so nobody sees the event.
 bool UcxTransport::deliver(Event& queued, Event& event) {
   if (queued.kind == EventKind::kReceived || queued.kind == EventKind::kDown) {
     const auto peer = peers_.find(queued.peer);
@@ -526,7 +526,7 @@ bool UcxTransport::deliver(Event& queued, Event& event) {
 }
 
 std::size_t UcxTransport::progress(std::span<Event> events) {
-  // What waits in the queue is bounded: UCX is only asked for more when there is room for it.
+  // The queue is bounded: UCX is asked for more only when there is room.
   while (events_.size() < events.size() && ucx_.ucp_worker_progress(worker_->get()) != 0) {
   }
   advance_flushes();
@@ -543,7 +543,7 @@ std::size_t UcxTransport::progress(std::span<Event> events) {
 bool UcxTransport::arm() {
   if (!events_.empty()) return false;
   for (const Peer* peer : ending_) {
-    // What UCX still has to do for a forced close may not show at its descriptor.
+    // Pending work for a forced close may not show at UCX's descriptor.
     if (peer->state != State::kLeaving) return false;
   }
   return ucx_.ucp_worker_arm(worker_->get()) == UCS_OK;

@@ -1,7 +1,6 @@
 #pragma once
 
-#include "address.h"
-#include "holds.h"
+#include "shared.h"
 #include "transport/ucx.h"
 #include "ucx_worker.h"
 
@@ -56,7 +55,7 @@ class UcxTransport final : public Transport {
     Pending* flush = nullptr;                         // the caller's
     Status reason;                                    // of kDown
   };
-  // What a message carries in front of its header.
+  // The bytes of a message before its header.
   struct Prefix {
     std::uint32_t magic;
     std::uint16_t format;
@@ -71,7 +70,7 @@ class UcxTransport final : public Transport {
     std::uint16_t endpoints = 0;  // made to it, cyclic
     std::uint16_t theirs = 0;     // as its last message said
     std::uint16_t shadows = 0;    // of pair_up(), that have not ended
-    // A transport that says more than so many makes fun of this one.
+    // A sender that claims more than this is not believed.
     static constexpr std::uint16_t kMostBehind = 64;
     bool behind() const {
       const auto missing = static_cast<std::uint16_t>(theirs - endpoints);
@@ -96,7 +95,7 @@ class UcxTransport final : public Transport {
     std::unique_ptr<std::byte[]> memory;
     std::uint64_t bytes = 0;
   };
-  // What lies behind a received body: UCX's memory, or ours.
+  // The memory of a received body: UCX's or ours.
   struct Hold {
     void* ucx = nullptr;
     std::unique_ptr<std::byte[]> own;
@@ -104,7 +103,7 @@ class UcxTransport final : public Transport {
 
   static ucs_status_t on_message(void* self, const void* header, std::size_t header_bytes, void* data,
                                  std::size_t bytes, const ucp_am_recv_param_t* param);
-  // Of a kind that no transport sends.
+  // Takes messages of a kind that no transport sends.
   static ucs_status_t on_other_message(void* self, const void* header, std::size_t header_bytes, void* data,
                                        std::size_t bytes, const ucp_am_recv_param_t* param);
   static void on_settled(void* request, ucs_status_t status, void* pending);
@@ -120,10 +119,10 @@ class UcxTransport final : public Transport {
   ucs_status_t begin_fetch(Peer& peer, const Header& header, void* descriptor, std::uint64_t bytes);
   void end_fetch(Fetch& fetch, ucs_status_t status);
   void push_received(Peer& peer, const Header& header, const std::byte* data, std::uint64_t bytes, Hold hold);
-  // The peer that may send, or the status that says why not.
+  // Returns the peer if it may be sent to, else why not.
   Result<Peer*> sender_to(PeerId peer);
   Pending* take_pending(Peer& peer, std::uint64_t cookie, EventKind kind);
-  // What UCX said to the call that began it.
+  // Handles UCX's result of the call that began the operation.
   Status begun(Pending* pending, const char* call, ucs_status_ptr_t result);
   void settle(Pending* pending, ucs_status_t status);
   void give_back(Pending* pending);
@@ -132,7 +131,7 @@ class UcxTransport final : public Transport {
   void begin_close(Peer& peer);
   Status post_flush(Pending* pending);
   void advance_flushes();
-  bool closed(Peer& peer) const;  // UCX has nothing of the peer's any more
+  bool closed(Peer& peer) const;  // UCX has released all of the peer
   void advance_closing();
   bool deliver(Event& queued, Event& event);
 
@@ -143,7 +142,7 @@ class UcxTransport final : public Transport {
   const Limits limits_;
   const std::uint64_t rendezvous_bytes_;
   std::unordered_map<PeerId, std::unique_ptr<Peer>> peers_;
-  std::unordered_map<std::uint64_t, Peer*> by_transport_;  // those that are not forgotten
+  std::unordered_map<std::uint64_t, Peer*> by_transport_;  // without forgotten ones
   std::unordered_map<std::uint64_t, Partner> partners_;    // by transport; UCX's counts last as long as it
   bool some_behind_ = false;                               // perhaps
   std::vector<Peer*> ending_;                              // kLeaving, kFailed, kClosing
@@ -151,7 +150,7 @@ class UcxTransport final : public Transport {
   std::deque<Event> events_;
   std::vector<std::unique_ptr<Pending>> pendings_;
   std::vector<Pending*> free_pendings_;
-  std::vector<Pending*> flushes_;  // that wait for sends by rendezvous: UCX's own flush does not
+  std::vector<Pending*> flushes_;  // wait for sends by rendezvous, which UCX's flush does not
   std::unordered_map<Fetch*, std::unique_ptr<Fetch>> fetches_;
   Holds<Hold> holds_;
   Counters counters_;

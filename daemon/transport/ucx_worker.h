@@ -1,12 +1,50 @@
-// A UCX context with one worker: owned.
 #pragma once
 
-#include "listeners.h"
+#include "common/status.h"
 #include "transport/ucx.h"
-#include "ucx_library.h"
+
+#include <sys/types.h>
+#include <ucp/api/ucp.h>
+#include <vector>
+
+// clang-format can't format this list.
+// clang-format off
+#define EPD_UCX_FUNCTIONS(X)                                                                          \
+  X(ucp_get_version) X(ucp_get_version_string) X(ucp_config_read) X(ucp_config_modify)                \
+  X(ucp_config_release) X(ucp_init_version) X(ucp_cleanup) X(ucp_worker_create)                       \
+  X(ucp_worker_destroy) X(ucp_worker_get_address) X(ucp_worker_release_address)                       \
+  X(ucp_worker_set_am_recv_handler) X(ucp_worker_progress) X(ucp_worker_arm) X(ucp_worker_get_efd)    \
+  X(ucp_ep_create) X(ucp_ep_close_nbx) X(ucp_ep_flush_nbx) X(ucp_ep_print_info) X(ucp_am_send_nbx)    \
+  X(ucp_am_recv_data_nbx) X(ucp_am_data_release) X(ucp_request_check_status) X(ucp_request_free) X(ucs_status_string)
+// clang-format on
 
 namespace epd::transport {
 
+// libucp, opened on first use: a process that opens no UCX transport does not load it.
+struct UcxLibrary {
+// NOLINTNEXTLINE(bugprone-macro-parentheses): the name of a member
+#define EPD_UCX_MEMBER(name) decltype(&::name) name = nullptr;
+  EPD_UCX_FUNCTIONS(EPD_UCX_MEMBER)
+#undef EPD_UCX_MEMBER
+  std::uint32_t major = 0;
+  std::uint32_t minor = 0;
+  std::uint32_t release = 0;
+
+  // "ucp_init_version: No such device"
+  std::string describe(const char* what, ucs_status_t status) const;
+};
+
+// The process has one library. INVALID_ARGUMENT: another one was loaded first. May be called on any thread.
+Result<const UcxLibrary*> ucx_library(const std::string& file);
+
+// A socket on which this process listens by TCP.
+struct Listener {
+  int fd = -1;
+  ino_t inode = 0;  // tells it from a later socket with this descriptor
+  friend bool operator==(const Listener&, const Listener&) = default;
+};
+
+// Owns a UCX context with one worker.
 class UcxWorker {
  public:
   static Result<UcxWorker> open(const UcxOptions& options);

@@ -2,8 +2,8 @@
 // that sends what it likes, and plain TCP connections.
 #pragma once
 
-#include "address.h"
 #include "proto/far.h"
+#include "shared.h"
 #include "ucx_worker.h"
 
 #include "common/fd.h"

@@ -6,8 +6,8 @@
 #include "engine/engine_main.h"
 #include "engine_harness.h"
 #include "far_steps.h"
-#include "transport/faulty.h"
-#include "transport/in_process.h"
+#include "faulty_transport.h"
+#include "in_process_transport.h"
 
 #include <atomic>
 #include <map>

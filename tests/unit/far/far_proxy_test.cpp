@@ -1,6 +1,6 @@
 // The proxy alone: connections that follow each other, rings without room, messages that are refused.
 #include "far_proxy.h"
-#include "transport/in_process.h"
+#include "support/in_process_transport.h"
 #include "wrapped_transport.h"
 
 #include <gtest/gtest.h>

@@ -1,7 +1,7 @@
 // Messages that have come otherwise than they were sent, or not at all: each is dropped and counted, and the
 // engine that sent it is told of.
-#include "far/mac.h"
-#include "far/sequence.h"
+#include "far/flow.h"
+#include "far/seal.h"
 #include "far_world.h"
 
 #include <functional>

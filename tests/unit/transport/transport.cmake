@@ -1,3 +1,4 @@
+include(${CMAKE_CURRENT_SOURCE_DIR}/support/transports.cmake)
 # Transports: one conformance suite over all of them. UCX runs over TCP on loopback; peers that are killed are
 # processes of this same program.
 add_executable(transport_test
@@ -21,5 +22,5 @@ endforeach()
 target_compile_definitions(fake_ucx_old PRIVATE MINOR=12)
 target_compile_definitions(fake_ucx_part PRIVATE MINOR=13)
 target_include_directories(transport_test PRIVATE ${CMAKE_CURRENT_SOURCE_DIR})
-target_link_libraries(transport_test PRIVATE epd_transport epd_options GTest::gtest Threads::Threads)
+target_link_libraries(transport_test PRIVATE epd_test_transports epd_options GTest::gtest Threads::Threads)
 epd_suites(transport_test LABEL unit TIMEOUT 300 ALONE Ucx)

@@ -1,8 +1,8 @@
 // The transports that the conformance suite runs over.
 #pragma once
 
-#include "transport/faulty.h"
-#include "transport/in_process.h"
+#include "support/faulty_transport.h"
+#include "support/in_process_transport.h"
 #include "transport/ucx.h"
 #include "transport_end.h"
 

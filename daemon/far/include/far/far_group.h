@@ -1,14 +1,12 @@
-// The far side of one group in one engine: who talks to whom in an epoch, windows, and what has come for
-// operations that are not in flight yet. The engine's loop owns it and makes every call.
+// The far side of one group in one engine: the peers of an epoch, their windows, and messages for operations
+// that are not in flight yet. The engine's loop owns it and makes every call.
 #pragma once
 
 #include "far/flow.h"
 #include "far/judge.h"
-#include "far/ledger.h"
 #include "far/port.h"
 #include "far/seal.h"
 #include "far/span.h"
-#include "far/token.h"
 
 #include <deque>
 #include <map>
@@ -32,7 +30,7 @@ struct Arrival {
 class Receiver {
  public:
   virtual ~Receiver() = default;
-  // kNone: it is the receiver's, until it gives it to FarGroup::settle(). Else it is dropped and counted.
+  // kNone: the receiver keeps it until it calls FarGroup::settle(). Otherwise it is dropped and counted.
   virtual Drop receive(const Arrival& arrival) = 0;
 };
 
@@ -46,7 +44,7 @@ class FarGroup {
     std::uint32_t window_bytes = 1u << 20;
     Ledger* ledger = nullptr;  // null: nothing is counted by engine. Outlives the group
     abi::FarCheck check = abi::FarCheck::kCrc;
-    std::uint64_t gap_ns = 0;  // a message that is missing for so long is lost; 0: never
+    std::uint64_t gap_ns = 0;  // a message missing for this long is lost; 0: never
   };
   struct Epoch {
     std::uint64_t epoch = 0;
@@ -56,81 +54,82 @@ class FarGroup {
     std::span<const std::uint8_t> masked;  // [R] or empty
     std::uint32_t node = 0;                // this one
     EpochKey key{};
-    std::uint64_t now_ns = 1;  // another one in each begin() of this node, also in an engine's successor
+    std::uint64_t now_ns = 1;  // differs in each begin() of this node, also after an engine's restart
   };
   FarGroup(const Facts& facts, Port& port);
   ~FarGroup();
   FarGroup(const FarGroup&) = delete;
   FarGroup& operator=(const FarGroup&) = delete;
 
-  // All windows are full. Every engine of the group has entered the epoch before any sends in it.
+  // Begins with full windows. Every engine of the group has entered the epoch before any sends in it.
   void begin(const Epoch& epoch);
-  // On a break: what is held or queued is given back or forgotten. No operation is open.
+  // Called on a break. Held and queued messages are given back or forgotten. No operation is open.
   void end();
   bool in_epoch() const { return state_ != nullptr; }
-  // What its send buffers, and batches that others may have under way to it, take at most in this epoch.
+  // The most bytes that its send buffers, and batches under way to it, take in this epoch.
   std::uint64_t memory_bytes() const;
-  // Of that with one engine.
+  // The part with one engine.
   std::uint64_t memory_bytes(EngineId engine) const;
 
-  // ---- of the port
+  // ---- for the port
 
-  // `from`: who sent it, as the port knows. The body is aligned.
+  // `from` is the sender, as the port knows. The body is aligned.
   void received(EngineId from, std::span<const std::byte> header, const Body& body);
   // Sends what waits, and credits that are due. True: something was sent.
   bool step(std::uint64_t now_ns);
-  // When step() has something to do though nothing has come; 0: never.
+  // When step() has something to do even if nothing comes; 0: never.
   std::uint64_t due_ns() const;
   const DropCounts& drops() const { return drops_; }
-  // A message of that engine, or something in one that was taken first.
+  // Counts a message of that engine that is dropped, also one that was taken first.
   void drop(EngineId from, Drop why);
-  // An engine from which a message of the epoch came corrupted, or never came: the epoch can't go on with it.
+  // An engine whose message of the epoch came corrupted, or never came. The epoch can't continue with it.
   struct Fault {
     EngineId engine = 0;
     std::string what;  // "sent rows of rank 3 with a wrong checksum"
   };
-  // Those since the last call. At most one of each engine in an epoch.
+  // Returns the faults since the last call: at most one of each engine in an epoch.
   std::vector<Fault> take_faults() { return std::exchange(faults_, {}); }
-  // Completes a message to its engine: what is the same in all of the epoch, its number, code and checksums.
+  // Completes a message: the fields that are equal in all of the epoch, its number, code and checksums.
   void seal(Message& message);
-  // Whether the code of a message with this epoch's token is right, where messages have one.
+  // Whether the code of a message with this epoch's token is right. True if messages have none.
   bool is_authentic(EngineId from, const abi::FarHeader& header, std::span<const std::byte> body);
-  // Likewise, of a message that an operation has taken. A wrong checksum is a fault of the engine.
+  // Drops a message that an operation has taken. A wrong checksum is a fault of the engine.
   void drop_content(const abi::FarHeader& header, Drop why);
 
-  // ---- of operations
+  // ---- for operations
 
   const Span& span() const;
   const abi::GroupShape& shape() const { return facts_.shape; }
   bool has_record_crcs() const { return facts_.check == abi::FarCheck::kCrc; }
   const FarSizes& sizes() const;
-  // What has come for it comes at once. Operations of a rank are opened in their order.
+  // Messages that have come for it are delivered at once. Operations of a rank are opened in order.
   void open(std::uint32_t rank, std::uint64_t tag, Receiver& receiver);
   void close(std::uint32_t rank, std::uint64_t tag);
 
-  // To its gateway `far_rank`: rows and asks. To a rank for which it is the gateway: sums.
+  // The windows to the gateway `far_rank`, for rows and asks, and to a rank whose gateway this one is, for
+  // sums.
   Window& rows_window(std::uint32_t rank, std::uint32_t far_rank);
   Window& sums_window(std::uint32_t rank, std::uint32_t far_rank);
-  // How many batches the operation may pack now: credits, its turn, and buffers.
+  // The number of batches that the operation may pack now, by credits, order and buffers.
   std::uint32_t room_for_rows(std::uint32_t rank, std::uint32_t far_rank, std::uint64_t tag);
   std::uint32_t room_for_sums(std::uint32_t rank, std::uint32_t far_rank, std::uint64_t tag);
-  // An operation has batches to pack for that rank, and there is no room: if for want of credits, the time
-  // until some come is counted.
+  // An operation has batches to pack for that rank, and no room. If credits are missing, the time until some
+  // come is counted.
   void wants_rows(std::uint32_t rank, std::uint32_t far_rank);
   void wants_sums(std::uint32_t rank, std::uint32_t far_rank);
   // "rank 3 on node-b"
   std::string name_of_rank(std::uint32_t rank) const;
-  // A batch takes its credit and its buffer. There is room.
+  // Takes a credit and a buffer for a batch. There is room.
   Buffer take_rows(std::uint32_t rank, std::uint32_t far_rank, std::uint64_t tag);
   Buffer take_sums(std::uint32_t rank, std::uint32_t far_rank, std::uint64_t tag);
-  // Type, tag, ranks, batch, records, body_bytes, batches and flags are the caller's; all else is filled in.
+  // The caller sets type, tag, ranks, batch, records, body_bytes, batches and flags. The rest is filled in.
   void post(const abi::FarHeader& header, Buffer body);
   // An arrival is done with: a batch's credit goes back.
   void settle(const Arrival& arrival);
 
   // ---- for tests and people
 
-  // "" or what is not as it is when nobody has an operation: windows, debts, messages.
+  // Returns "", or what differs from the state without operations: windows, debts, messages.
   std::string unsettled() const;
 
  private:

@@ -1,7 +1,9 @@
 // Why a message was dropped. A node that sends wrong data hurts its own group at most, and is counted.
 #pragma once
 
+#include "far/port.h"
 #include "proto/far.h"
+#include "proto/far_statistics.h"
 
 #include <array>
 #include <cstdint>
@@ -25,15 +27,14 @@ enum class Drop : std::uint32_t {
   kBatch,      // a batch number, or a number of batches, that cannot be
   kRecords,    // sizes that do not fit the group's rows
   kContent,    // counts, places or tokens that cannot be
-  kStranger,   // from a transport that this one has not connected to
+  kStranger,   // the sender's transport is no peer
   kFormat,     // of a transport that this one does not speak, or larger than it takes
   kChecksum,   // header or body are not as they were sent
   kNumber,     // a number that has come before, of an earlier beginning of the epoch, or too far ahead
 };
 inline constexpr std::uint32_t kNumDrops = 19;
 const char* drop_name(Drop drop);
-// Whether messages are dropped for it though nobody is at fault: what is under way when a group breaks or
-// ends.
+// Whether this reason occurs without a fault: for messages that are under way when a group breaks or ends.
 constexpr bool happens(Drop drop) {
   return drop == Drop::kGroup || drop == Drop::kBroken || drop == Drop::kEpoch || drop == Drop::kOperation ||
          drop == Drop::kStranger;
@@ -67,6 +68,20 @@ struct FarSizes {
   // `stride`: one of row_stride.
   std::uint32_t rows_per_batch(std::uint32_t stride) const { return batch_bytes / stride; }
   std::uint32_t asks_per_batch() const { return batch_bytes / ask_stride; }
+};
+
+// The counters and names of far engines, for people.
+class Ledger {
+ public:
+  virtual ~Ledger() = default;
+  // The reference is valid until the next call.
+  virtual abi::FarCounters& counters(EngineId engine) = 0;
+  // Counts dropped messages of that engine.
+  virtual void dropped(EngineId engine, Drop why, std::uint64_t times = 1) {
+    abi::count(counters(engine).dropped[static_cast<std::uint32_t>(why)], times);
+  }
+  // "node-b"
+  virtual std::string node_name(EngineId engine) const = 0;
 };
 
 }  // namespace epd::far

@@ -1,23 +1,25 @@
-// How far messages leave an engine, and where their bodies lie. An engine's loop calls a port; what stands
-// behind it may be a thread of its own.
+// How messages leave an engine, and the memory of their bodies. An engine's loop calls a port, which may use
+// a thread of its own.
 #pragma once
 
+#include "common/status.h"
 #include "proto/far.h"
 
 #include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <span>
+#include <utility>
 #include <vector>
 
 namespace epd::far {
 
-// By this engines know each other, in the whole cluster.
+// Names an engine in the whole cluster.
 using EngineId = std::uint64_t;
 
 class BufferPool;
 
-// Memory of a message's body. It goes back to its pool, or is freed if that is gone.
+// The memory of a message's body. It goes back to its pool, or is freed if the pool is gone.
 class Buffer {
  public:
   Buffer() = default;
@@ -36,7 +38,7 @@ class Buffer {
   std::weak_ptr<BufferPool> pool_;
 };
 
-// Buffers of one size, at most so many. They are made when they are needed first.
+// A limited number of buffers of one size. They are made on first use.
 class BufferPool : public std::enable_shared_from_this<BufferPool> {
  public:
   BufferPool(std::size_t bytes, std::uint32_t most) : bytes_(bytes), left_(most) {}
@@ -51,7 +53,31 @@ class BufferPool : public std::enable_shared_from_this<BufferPool> {
   std::vector<std::vector<std::byte>> free_;
 };
 
-// On its way to another engine. header.body_bytes of the buffer travel.
+inline Buffer::~Buffer() {
+  if (const std::shared_ptr<BufferPool> pool = pool_.lock()) pool->free_.push_back(std::move(memory_));
+}
+
+inline Buffer& Buffer::operator=(Buffer&& other) noexcept {
+  std::swap(memory_, other.memory_);
+  std::swap(pool_, other.pool_);
+  return *this;
+}
+
+inline Buffer BufferPool::take() {
+  EPD_CHECK(available() > 0);
+  Buffer buffer;
+  if (free_.empty()) {
+    --left_;
+    buffer.memory_.resize(bytes_);
+  } else {
+    buffer.memory_ = std::move(free_.back());
+    free_.pop_back();
+  }
+  buffer.pool_ = weak_from_this();
+  return buffer;
+}
+
+// A message to another engine. The first header.body_bytes of the buffer are sent.
 struct Message {
   abi::FarHeader header{};
   EngineId engine = 0;
@@ -70,9 +96,9 @@ struct Body {
 class Port {
  public:
   virtual ~Port() = default;
-  // Takes the message, and keeps it until it is away. False: there is no room; the message stays here.
+  // Takes the message, and keeps it until it has left. False: there is no room, and the message stays here.
   virtual bool send(std::unique_ptr<Message>& message) = 0;
-  // The loop needs it no more.
+  // The loop no longer needs the body.
   virtual void release(const Body& body) = 0;
 };
 

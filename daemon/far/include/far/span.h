@@ -1,5 +1,4 @@
-// Which rank is on which node, as tables. They follow from a group's view alone, so every node has the same.
-// Pure.
+// Tables of ranks and nodes. They follow from a group's view alone, so they are equal on every node. Pure.
 #pragma once
 
 #include <cstdint>
@@ -28,12 +27,12 @@ class Span {
   // The active ranks of a node, ascending; none if the view has no such node.
   std::span<const std::uint32_t> ranks_of(std::uint32_t node) const;
   std::span<const std::uint32_t> near_ranks() const { return ranks_of(node_); }
-  // Nodes with active ranks but for this one, ascending from the one behind it, then from the lowest: so not
-  // all send to one first.
+  // Other nodes with active ranks: ascending from the one after this, then from the lowest. So the nodes do
+  // not all send to the same one first.
   std::span<const std::uint32_t> far_nodes() const { return far_nodes_; }
 
-  // The rank of a node to which everything from `rank` to that node goes. `rank` is active and on another
-  // node, which has active ranks.
+  // The rank of a node that gets everything from `rank` to that node. `rank` is active and on another node,
+  // which has active ranks.
   std::uint32_t gateway(std::uint32_t rank, std::uint32_t node) const;
   // The far ranks whose gateway at this node is `gateway`, ascending.
   std::vector<std::uint32_t> served_by(std::uint32_t gateway) const;

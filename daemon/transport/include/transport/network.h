@@ -1,4 +1,4 @@
-// What an engine is told of the network between nodes.
+// An engine's settings of the network between nodes.
 #pragma once
 
 #include "proto/far.h"

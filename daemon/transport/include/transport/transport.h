@@ -1,4 +1,4 @@
-// Messages between engines, whatever carries them. The contract is in README.md;
+// Messages between engines, over any carrier. The contract is in README.md;
 // tests/unit/transport/transport_*.cpp hold each implementation against it.
 #pragma once
 
@@ -15,7 +15,7 @@ namespace epd::transport {
 
 // Opaque, at most kMaxAddressBytes; names one transport for as long as that lives.
 using Address = std::vector<std::byte>;
-// From 1; never used again by the same transport.
+// Numbers from 1. A transport uses none twice.
 using PeerId = std::uint64_t;
 
 inline constexpr std::size_t kMaxHeaderBytes = 256;
@@ -39,8 +39,8 @@ class Header {
   std::array<std::byte, kMaxHeaderBytes> bytes_;
 };
 
-// A received body, where the transport has it, at any alignment. Unchanged until release(). Plain, so that it
-// may travel between threads; only the transport's own thread releases it.
+// A received body in the transport's memory, at any alignment. Unchanged until release(). It may travel
+// between threads, but only the transport's own thread releases it.
 struct Body {
   const std::byte* data = nullptr;
   std::uint64_t bytes = 0;
@@ -70,15 +70,14 @@ struct Counters {
   std::uint64_t dropped_malformed = 0;  // not of this format, or beyond the limits
 };
 
-// What carries the messages to a peer, for people.
+// A description of the connection to a peer, for people.
 struct Facts {
   std::string carrier;  // "UCX 1.13.1"
   std::string peer;     // the same of the other side
   std::string lanes;    // as the carrier tells it, may have several lines; empty: nothing to tell
 };
 
-// Threads: one owns it and makes every call, the destructor too. No call but the destructor waits for
-// anything.
+// One thread owns it and makes every call, including the destructor. Only the destructor waits.
 class Transport {
  public:
   virtual ~Transport() = default;
@@ -88,38 +87,38 @@ class Transport {
   // As Facts::carrier.
   virtual std::string carrier() const = 0;
 
-  // Begins at once; kDown tells if the peer can't be reached. INVALID_ARGUMENT: no address, that of another
-  // kind of transport, the own one, or one that is a peer already. VERSION_MISMATCH: an address of another
-  // format.
+  // Begins to connect; kDown tells if the peer can't be reached. INVALID_ARGUMENT: no address, or one of
+  // another kind of transport, of this one, or of a peer. VERSION_MISMATCH: an address of another format.
   virtual Result<PeerId> connect(std::span<const std::byte> address) = 0;
-  // Forgets the peer. Nothing of it comes any more but what is owed: a kSent or kFlushed for each send or
-  // flush. What has not left goes on leaving, or is lost. To a peer that takes nothing that lasts until it
-  // goes on or ends, and its bodies stay in use. The other side may get kDown, or go on sending: that is
-  // dropped here. NOT_FOUND: no such peer.
+  // Forgets the peer. After this come only a kSent or kFlushed for each send or flush. Messages that have not
+  // left may still leave, or are lost. While a peer accepts nothing, bodies sent to it stay in use, until it
+  // resumes or ends. The other side may get kDown, or continue to send; its messages are dropped here.
+  // NOT_FOUND: no such peer.
   virtual Status close(PeerId peer) = 0;
 
-  // The header is copied. `body` stays as it is until the kSent with this cookie, which comes exactly once if
-  // this is OK, and never else. WOULD_BLOCK: as many as may be under way, or a flush is; after a kSent or
-  // kFlushed there is room. INVALID_ARGUMENT: too large. ABORTED: the peer is down, or goes down. NOT_FOUND:
-  // no such peer.
+  // The header is copied. `body` must not change until the kSent with this cookie, which comes exactly once
+  // if this is OK, and never otherwise. WOULD_BLOCK: as many sends as allowed are under way, or a flush is;
+  // after a kSent or kFlushed there is room. INVALID_ARGUMENT: too large. ABORTED: the peer is down, or goes
+  // down. NOT_FOUND: no such peer.
   virtual Status send(PeerId peer, std::span<const std::byte> header, std::span<const std::byte> body,
                       std::uint64_t cookie) = 0;
-  // kFlushed comes when what was accepted for this peer before has left: a close does not take it back. As
-  // with a send: exactly one if this is OK. A pending flush counts as a send, and nothing more is accepted
-  // until it is through.
+  // kFlushed comes when all that was accepted for this peer before has left: a close does not take it back.
+  // As for a send, exactly one comes if this is OK. A pending flush counts as a send, and nothing more is
+  // accepted until it is complete.
   virtual Status flush(PeerId peer, std::uint64_t cookie) = 0;
   virtual void release(const Body& body) = 0;
 
-  // Moves what there is to move and fills in events, at most events.size(). Returns how many.
+  // Moves messages and fills in at most events.size() events. Returns how many.
   virtual std::size_t progress(std::span<Event> events) = 0;
 
-  // To sleep: arm() says true, then poll wait_fd() for reading. False: progress again first. Wake up by
-  // yourself after kMaxSleepMs: libraries below have missed wake-ups.
+  // To sleep: if arm() is true, poll wait_fd() for reading; if false, call progress() again first. Wake up
+  // after kMaxSleepMs at the latest: libraries have missed wake-ups.
   virtual int wait_fd() const = 0;
   virtual bool arm() = 0;
 
   virtual Counters counters() const = 0;
-  // Nobody can connect to this transport any more. Existing connections work. Only a new transport helps.
+  // Whether nobody can connect to this transport any more. Existing connections work. Only a new transport
+  // helps.
   virtual bool deaf() const = 0;
   // NOT_FOUND: no such peer.
   virtual Result<Facts> facts(PeerId peer) const = 0;

@@ -9,7 +9,7 @@ namespace epd::transport {
 
 struct Hub;  // in_process.cpp
 
-// What transports can reach each other by. Threads: any; each transport belongs to one.
+// Transports of one network can reach each other. Threads: any; each transport belongs to one.
 class Network {
  public:
   Network();

@@ -1,6 +1,6 @@
-#include "transport/faulty.h"
+#include "faulty_transport.h"
 
-#include "rules.h"
+#include "shared.h"
 
 #include <algorithm>
 #include <array>

@@ -1,9 +1,7 @@
-#include "transport/in_process.h"
+#include "in_process_transport.h"
 
-#include "address.h"
 #include "common/fd.h"
-#include "holds.h"
-#include "rules.h"
+#include "shared.h"
 
 #include <unistd.h>
 #include <algorithm>
