@@ -1,6 +1,6 @@
 // The executable: `epd serve`, `epd engine`, `epd check-config`.
-#include "base/end.h"
 #include "base/log.h"
+#include "base/thread.h"
 #include "common/build_info.h"
 #include "control/control_server.h"
 #include "engine/engine_main.h"

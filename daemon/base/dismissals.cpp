@@ -1,6 +1,5 @@
 #include "dismissals.h"
 
-#include "base/own_table.h"
 #include "base/thread.h"
 
 #include <sys/socket.h>
@@ -35,7 +34,7 @@ void Dismissals::run(bool no_room) {
       users_, [](const auto& entry) { return entry.second.waiting.empty() && entry.second.batches.empty(); });
 }
 
-// If no thread can be started, they wait.
+// If no thread can be started, the connections keep waiting.
 bool Dismissals::start(User& user) {
   const auto batch = std::make_shared<Batch>();
   auto own = std::make_unique<std::shared_ptr<Batch>>(batch);

@@ -1,10 +1,9 @@
-// Connections that are one too many. Their close may block for as long as a peer likes, and so may telling it
-// why; so threads do both, few of them however many connections a peer makes.
-//
-// Threads: only that whose table has the sockets, the gate's.
+// Connections beyond the gate's limits. Closing one, or telling it why, may block as long as its peer likes.
+// So threads do both: few of them, however many connections a peer makes.
+// Only the thread whose table has the sockets, the gate's, may call this.
 #pragma once
 
-#include "base/departure.h"
+#include "base/own_table.h"
 
 #include <sys/types.h>
 #include <atomic>
@@ -18,16 +17,16 @@ namespace epd {
 
 class Dismissals {
  public:
-  // While a user's threads stand still, the next has at least so many connections, then twice as many, and so
-  // on.
+  // While a user's threads are blocked, the next one takes at least this many connections, the one after that
+  // twice as many, and so on.
   static constexpr std::size_t kFirstBatch = 64;
   static constexpr std::size_t kLargestBatch = 256;
-  // A person may have many uids. Those above so many share their threads.
+  // A person may have many uids. Users beyond this number share their threads.
   static constexpr std::size_t kMostUsers = 32;
 
   // Owns `socket`; `last_words` is sent to it. Throws what a vector throws.
   void add(std::uint32_t uid, int socket, std::vector<std::byte> last_words);
-  // Starts threads for those that wait, where it is time; or for all, since there is no room for more.
+  // Starts threads for waiting connections if enough wait, or for all if there is no room for more.
   void run(bool no_room = false);
   bool waiting() const;
 
@@ -41,7 +40,7 @@ class Dismissals {
     std::vector<int> sockets;  // ascending
     Departure departure;
     std::atomic<pid_t> tid{0};
-    std::atomic<bool> done{false};  // what it had may still be closing
+    std::atomic<bool> done{false};  // its sockets may still be closing
   };
   struct User {
     std::vector<Dismissed> waiting;

@@ -1,6 +1,5 @@
 #include "base/gate.h"
 
-#include "base/departure.h"
 #include "base/event.h"
 #include "base/own_table.h"
 #include "base/thread.h"
@@ -43,7 +42,7 @@ struct GateShared {
   std::size_t done_since_look = 0;                  // guarded by mutex
 
   void forget_ended();
-  // OK, or the reason if it is one too many.
+  // OK, or the reason why the connection is one too many.
   Status check_room(const PeerIdentity& peer);
 };
 
@@ -182,7 +181,8 @@ class GateThread {
     return true;
   }
 
-  // Waits until there is room for what `step` needs. The connection in hand can't be closed anywhere else.
+  // Repeats `step` until there is room for what it needs. The connection in hand can't be closed anywhere
+  // else.
   template <typename Step>
   bool insist(const Step& step) const {
     for (;;) {
@@ -261,8 +261,8 @@ void* run_gate(void* argument) {
 
 }  // namespace
 
-// Costs a system call for each connection that has ended, so not at each arrival of a flood. But often enough
-// that a user who opens sessions one after the other is not refused.
+// This costs a system call for each connection that has ended, so it is not done at each arrival of a flood.
+// But it is done often enough that a user who opens sessions one after the other is not refused.
 void GateShared::forget_ended() {
   const auto now = std::chrono::steady_clock::now();
   if (now < next_look && done_since_look < kLookAfter) return;

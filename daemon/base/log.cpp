@@ -32,7 +32,7 @@ namespace {
 LogFormat g_format = LogFormat::kLogfmt;
 std::string g_process = "epd";
 bool g_journal = false;
-// Below it no room logs. The rooms' levels are looked at above it.
+// The lowest level of all rooms: below it nothing is logged.
 std::atomic<int> g_lowest_level{static_cast<int>(LogLevel::kInfo)};
 std::atomic<int> g_general_level{static_cast<int>(LogLevel::kInfo)};
 std::array<std::atomic<int>, kLogRooms.size()> g_room_levels;  // the level + 1; 0: the general one
@@ -53,7 +53,7 @@ std::optional<LogLevel> level_of(std::string_view word) {
   return found == kLevels.end() ? std::nullopt : std::optional(*found);
 }
 
-// ".../daemon/session/handshake.cpp" is of the room "session". kLogRooms.size(): of none.
+// Returns the room of a file: "session" for ".../daemon/session/handshake.cpp"; kLogRooms.size(): none.
 std::size_t room_of(std::string_view file) {
   constexpr std::string_view kFolder = "daemon/";
   const std::size_t at = file.rfind(kFolder);
@@ -186,7 +186,7 @@ Log& log() {
     Log* made = nullptr;
     try {
       made = new Log;
-    } catch (const std::system_error& error) {  // no daemon without a log: nobody could be told why it fails
+    } catch (const std::system_error& error) {  // without a log nobody could learn why the daemon fails
       ::dprintf(STDERR_FILENO, "%s: no thread can be started for the log: %s; see ulimit -u and pids.max\n",
                 g_process.c_str(), error.what());
       ::_exit(1);
@@ -207,7 +207,7 @@ std::string problem_of(int error) {
   return std::string("standard error: ") + std::strerror(error);
 }
 
-// Why lines were lost, which may be over when it is told.
+// Says why lines were lost. The cause may be over by then.
 std::string reason_of(std::uint64_t overrun, std::uint64_t failed) {
   std::string reason = overrun == 0 ? "" : "standard error was not read";
   if (failed != 0) reason += (reason.empty() ? "" : "; ") + problem_of(log().sink->last_error());
@@ -379,7 +379,7 @@ void LogLimiter::fill(Budget& budget, std::uint64_t now_ns) const {
   budget.filled_ns = now_ns;
 }
 
-// With more users than this, the others share one budget.
+// Owners beyond kMostOwners share one budget.
 LogLimiter::Budget& LogLimiter::budget_of(EventOwner owner, std::uint64_t now_ns) {
   if (budgets_.size() >= kMostOwners && !budgets_.contains(owner)) {
     for (auto& [_, budget] : budgets_) fill(budget, now_ns);

@@ -1,6 +1,8 @@
 #include "base/thread.h"
 
+#include <poll.h>
 #include <pthread.h>
+#include <signal.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 #include <atomic>
@@ -12,6 +14,9 @@
 #include <vector>
 
 namespace epd {
+
+// ---- thread
+
 namespace {
 
 constexpr std::size_t kStackBytes = 256 << 10;
@@ -52,8 +57,8 @@ Status try_threads(unsigned count) {
 }
 
 Status room_for_grpc_server() {
-  // By limits of cgroups (gRPC 1.51, 2 cores, 2026-11-28): a daemon that starts aborted with room for up to
-  // 13 threads, and one that started another server with room for one.
+  // Threads that gRPC 1.51 needs, by limits of cgroups (2 cores, 2026-11-28): a daemon that starts aborted
+  // with room for up to 13, and one that started another server with room for one.
   constexpr unsigned kFirst = 16;
   constexpr unsigned kLater = 4;
   static std::atomic<bool> first{true};
@@ -64,6 +69,34 @@ Status room_for_grpc_server() {
 
 bool task_lives(pid_t tid) {
   return ::syscall(SYS_tgkill, ::getpid(), tid, 0) == 0;
+}
+
+// ---- end
+
+namespace {
+
+volatile sig_atomic_t g_code = 0;
+
+// A signal handler: makes system calls only.
+void end_now(int /*signal*/) {
+  static constexpr char kText[] = "epd: the process did not end in time, so it is ended now\n";
+  pollfd writable{STDERR_FILENO, POLLOUT, 0};
+  if (::poll(&writable, 1, 0) > 0) {
+    [[maybe_unused]] const ssize_t n = ::write(STDERR_FILENO, kText, sizeof(kText) - 1);
+  }
+  ::_exit(g_code);
+}
+
+}  // namespace
+
+void end_within(unsigned seconds, int code) {
+  g_code = code;
+  ::signal(SIGALRM, end_now);
+  sigset_t own;
+  ::sigemptyset(&own);
+  ::sigaddset(&own, SIGALRM);
+  ::pthread_sigmask(SIG_UNBLOCK, &own, nullptr);
+  ::alarm(seconds);
 }
 
 }  // namespace epd

@@ -1,12 +1,9 @@
 #include "control/control_server.h"
 
-#include "acceptor.h"
 #include "base/log.h"
 #include "base/thread.h"
-#include "control_service.h"
-#include "health_service.h"
-#include "reflection_service.h"
-#include "socket.h"
+#include "connections.h"
+#include "services.h"
 
 #include <grpc/support/log.h>
 #include <grpcpp/grpcpp.h>
@@ -21,8 +18,8 @@
 namespace epd::control {
 namespace {
 
-// For operators and probes, never a data path. A call holds a thread until its client has read the answer.
-// gRPC counts a thread that could not be started for ever.
+// The server is for operators and probes, not for data. A call holds a thread until its client has read the
+// answer. gRPC counts a thread that could not be started for ever.
 constexpr int kMaxThreads = 256;
 constexpr int kMaxMemory = 64 << 20;
 constexpr int kMaxRequestBytes = 64 << 10;
@@ -31,7 +28,7 @@ constexpr int kIdleConnectionMs = 10 * 60 * 1000;
 constexpr int kKeepaliveMs = 60 * 1000;  // while there are calls: a client that is stopped is let go
 constexpr std::chrono::milliseconds kShutdownGrace(500);
 
-// Only the cluster has TLS. What fails there, both ends tell themselves: "no coordinator", "node refused".
+// Only the cluster uses TLS. Both ends report failures there themselves: "no coordinator", "node refused".
 bool is_told_elsewhere(const gpr_log_func_args& line) {
   return std::string_view(line.file).find("ssl_transport_security") != std::string_view::npos;
 }

@@ -1,12 +1,11 @@
-#include "control_service.h"
+#include "services.h"
 
+#include "answers.h"
 #include "base/clock.h"
-#include "callers.h"
 #include "common/build_info.h"
-#include "grpc_status.h"
+#include "connections.h"
 #include "proto/attach.h"
 #include "proto/wire.h"
-#include "text.h"
 
 #include <grpcpp/grpcpp.h>
 #include <array>
@@ -32,7 +31,7 @@ grpc::Status answer(Result<Message> filled, Message& response) {
   return grpc::Status::OK;
 }
 
-// How late a watcher may notice that its caller or the daemon has ended.
+// A watcher may notice the end of its caller or of the daemon this late.
 constexpr std::uint32_t kWatchSliceMs = 200;
 constexpr std::size_t kEventsPerMessage = 64;
 constexpr std::uint32_t kMaxPairs = 4096;                     // of a group, in an answer

@@ -2,7 +2,6 @@
 
 #include "base/log.h"
 #include "common/build_info.h"
-#include "family_list.h"
 #include "proto/statistics.h"
 
 #include <algorithm>
@@ -92,7 +91,7 @@ void tell_daemon(Families& out, const v1::DaemonStatus& daemon) {
   out.gauge("epd_supervisor_up", "Whether the supervisor has answered this scrape.", {}, 1);
   out.gauge("epd_build_info", "1; the daemon's version.",
             {{"version", daemon.version()}, {"commit", build_info().commit}}, 1);
-  out.gauge("epd_uptime_seconds", "Since the daemon's start.", {},
+  out.gauge("epd_uptime_seconds", "Time since the daemon's start.", {},
             static_cast<double>(daemon.uptime_ms()) * kSecondsOfMs);
   out.gauge("epd_draining", "1 while the daemon drains.", {},
             daemon.state() == v1::DAEMON_STATE_DRAINING ? 1 : 0);
@@ -114,13 +113,13 @@ void tell_daemon(Families& out, const v1::DaemonStatus& daemon) {
 void tell_limits(Families& out, const v1::DaemonStatus& daemon) {
   for (const v1::LimitUse& limit : daemon.limits()) {
     const Labels labels = {{"limit", limit.key()}};
-    out.gauge("epd_limit_used", "How much of the daemon's limit is used.", labels,
+    out.gauge("epd_limit_used", "The used part of the daemon's limit.", labels,
               static_cast<double>(limit.used()));
-    out.gauge("epd_limit", "What the limit allows.", labels, static_cast<double>(limit.allowed()));
+    out.gauge("epd_limit", "The limit.", labels, static_cast<double>(limit.allowed()));
   }
 }
 
-// As libraries for Prometheus name it. Of the supervisor; engines are processes of their own.
+// Named as Prometheus's libraries do. Only the supervisor's: engines are separate processes.
 void tell_process(Families& out, const Snapshot& snapshot) {
   const ProcessUse& use = snapshot.process;
   out.counter("process_cpu_seconds_total", "Processor time of the supervisor.", {}, use.cpu_seconds);
@@ -131,11 +130,11 @@ void tell_process(Families& out, const Snapshot& snapshot) {
             static_cast<double>(use.open_fds));
   out.gauge("process_max_fds", "Descriptors that the supervisor may have open.", {},
             static_cast<double>(use.max_fds));
-  out.counter("epd_log_lines_lost_total", "Lines of the log that nobody has taken.", {},
+  out.counter("epd_log_lines_lost_total", "Log lines that could not be written.", {},
               static_cast<double>(snapshot.log_lines_lost));
 }
 
-// How near the user is to the limit that it is nearest to.
+// How much of the limit that it is closest to the user has used.
 double nearness(const v1::UserUse& user) {
   double nearest = 0;
   for (const v1::LimitUse& limit : user.limits()) {
@@ -145,13 +144,13 @@ double nearness(const v1::UserUse& user) {
   return nearest;
 }
 
-// The users that are nearest to a limit; of the others only what they have together.
+// Tells the users that are closest to a limit, and the sums of the others.
 void tell_users(Families& out, const v1::ListSessionsResponse& sessions) {
   std::vector<const v1::UserUse*> users;
   for (const v1::UserUse& user : sessions.users()) users.push_back(&user);
   std::stable_sort(users.begin(), users.end(),
                    [](const auto* a, const auto* b) { return nearness(*a) > nearness(*b); });
-  const char* used = "How much the user has of what it may have.";
+  const char* used = "The used part of the user's limit.";
   std::map<std::string, std::uint64_t> others;
   for (std::size_t i = 0; i < users.size(); ++i) {
     for (const v1::LimitUse& limit : users[i]->limits()) {
@@ -161,7 +160,7 @@ void tell_users(Families& out, const v1::ListSessionsResponse& sessions) {
       }
       const Labels labels = {{"uid", std::to_string(users[i]->uid())}, {"limit", limit.key()}};
       out.gauge("epd_user_limit_used", used, labels, static_cast<double>(limit.used()));
-      out.gauge("epd_user_limit", "What the user may have.", labels, static_cast<double>(limit.allowed()));
+      out.gauge("epd_user_limit", "The user's limit.", labels, static_cast<double>(limit.allowed()));
     }
   }
   for (const auto& [key, sum] : others)
@@ -216,7 +215,7 @@ void tell_device(Families& out, const v1::Device& device) {
   info.emplace_back("kind", device.has_cuda() ? "cuda" : "host");
   info.emplace_back("model", device.cuda().model());
   info.emplace_back("uuid", device.cuda().uuid());
-  out.gauge("epd_device_info", "1; what the device is.", info, 1);
+  out.gauge("epd_device_info", "1; a description of the device.", info, 1);
   out.gauge("epd_device_up", "1 if the device's engine serves.", labels,
             device.state() == v1::DEVICE_STATE_READY ? 1 : 0);
   out.gauge("epd_device_state", "1; the device's state.",
@@ -225,7 +224,7 @@ void tell_device(Families& out, const v1::Device& device) {
               labels, device.restarts());
   out.gauge("epd_device_sms", "SMs (host devices: threads) that operations may use.", labels, device.sms());
   out.gauge("epd_device_sessions", "Sessions on the device.", labels, device.sessions());
-  out.gauge("epd_device_heartbeat_age_seconds", "Since the engine's loop last turned.", labels,
+  out.gauge("epd_device_heartbeat_age_seconds", "Time since the engine's loop last turned.", labels,
             static_cast<double>(device.heartbeat_age_ms()) * kSecondsOfMs);
   const char* ended = "Operations that have ended on the device.";
   out.counter("epd_device_operations_total", ended, with(labels, "result", "ok"),
@@ -238,7 +237,7 @@ void tell_device(Families& out, const v1::Device& device) {
   out.counter("epd_device_bytes_total", bytes, with(labels, "op", "combine"),
               static_cast<double>(device.bytes_combined()));
   out.counter("epd_device_busy_seconds_total",
-              "With an operation in flight; on a GPU the sum of the operations' times.", labels,
+              "Time with an operation in flight; on a GPU the sum of the operations' times.", labels,
               static_cast<double>(device.busy_us()) * kSecondsOfUs);
   out.counter("epd_device_illegal_submissions_total", "Submissions that ended their session.", labels,
               static_cast<double>(device.submissions_refused()));
@@ -246,14 +245,14 @@ void tell_device(Families& out, const v1::Device& device) {
               static_cast<double>(device.times_stuck()));
 }
 
-// As many as an engine's page shows, 256 of each.
+// An engine's page shows at most 256 of each.
 void tell_far_engine(Families& out, const v1::FarEngine& far) {
   const Labels labels = {{"device", far.device()}, {"node", far.node()}, {"far_device", far.far_device()}};
   out.gauge("epd_far_engine_connected", "1 if the engine of the device reaches the one of another node.",
             labels, far.state() == v1::FAR_ENGINE_STATE_CONNECTED ? 1 : 0);
   if (far.has_round_trip_us()) {
-    out.gauge("epd_far_round_trip_seconds", "Of the last ping between the two engines' loops.", labels,
-              static_cast<double>(far.round_trip_us()) * kSecondsOfUs);
+    out.gauge("epd_far_round_trip_seconds", "Round trip of the last ping between the two engines' loops.",
+              labels, static_cast<double>(far.round_trip_us()) * kSecondsOfUs);
   }
   const char* bytes = "Batches' bytes between engines of two nodes: rows, what combines ask for, and sums.";
   for (const auto& [kind, traffic] :
@@ -264,15 +263,16 @@ void tell_far_engine(Families& out, const v1::FarEngine& far) {
     out.counter("epd_far_bytes_total", bytes, with(of_kind, "direction", "received"),
                 static_cast<double>(traffic->bytes_received()));
   }
-  out.counter("epd_far_credit_stall_seconds_total", "For which operations had no credit of a rank there.",
-              labels, static_cast<double>(far.credit_stall_us()) * kSecondsOfUs);
+  out.counter("epd_far_credit_stall_seconds_total",
+              "Time for which operations had no credit of a rank there.", labels,
+              static_cast<double>(far.credit_stall_us()) * kSecondsOfUs);
   std::uint64_t dropped = 0;
   for (const v1::DropCount& drop : far.dropped()) dropped += drop.count();
   out.counter("epd_far_dropped_total", "Messages from there that were dropped.", labels,
               static_cast<double>(dropped));
 }
 
-// A group, or all that are told as one.
+// One group, or all those that are summed up as "other".
 struct GroupSum {
   Labels labels;
   v1::Statistics statistics;
@@ -327,7 +327,7 @@ void tell_group(Families& out, const GroupSum& group) {
   tell_statistics(out, group.labels, group.statistics);
 }
 
-// By id; what has no group of its own (id 0, or behind the first `max_groups`) is under `other`.
+// Sums by group id. Values of other groups (id 0, or beyond the first `max_groups`) are in `other`.
 class GroupSums {
  public:
   GroupSums(const v1::ListGroupsResponse& groups, std::size_t max_groups) {

@@ -45,7 +45,7 @@ std::shared_ptr<const std::string> text_of_answer(const HttpAnswer& answer) {
                                              std::to_string(answer.body.size()) + "\r\n\r\n" + answer.body);
 }
 
-// In place of an answer that has been written.
+// Replaces an answer that has been written.
 const std::shared_ptr<const std::string>& nothing() {
   static const auto empty = std::make_shared<const std::string>();
   return empty;
@@ -56,7 +56,7 @@ const std::shared_ptr<const std::string>& nothing() {
 Result<std::unique_ptr<HttpServer>> HttpServer::start(UniqueFd listener, std::vector<Page> pages) {
   Result<UniqueFd> wake = make_eventfd();
   if (!wake.ok()) return wake.status();
-  // Connections have these from their listener.
+  // Connections inherit these from their listener.
   ::setsockopt(listener.get(), SOL_SOCKET, SO_RCVBUF, &kReceiveBytes, sizeof(kReceiveBytes));
   ::setsockopt(listener.get(), SOL_SOCKET, SO_SNDBUF, &kSendBytes, sizeof(kSendBytes));
   std::unique_ptr<HttpServer> server(new HttpServer(std::move(listener), std::move(*wake), std::move(pages)));
@@ -121,7 +121,7 @@ void HttpServer::take_in() {
   for (std::size_t i = 0; i < kTakenInAtOnce; ++i) {
     UniqueFd fd(::accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
     if (!fd.valid()) {
-      // Out of descriptors: the connection stays where it is. Not to be asked for again at once.
+      // Out of descriptors: the connection waits in the kernel, and is not asked for again at once.
       if (errno != EAGAIN && errno != EINTR && errno != ECONNABORTED) ::usleep(kPauseMs * 1000);
       return;
     }
@@ -132,7 +132,7 @@ void HttpServer::take_in() {
   }
 }
 
-// One that has not asked yet goes first.
+// Ends a connection that has not sent its request, if there is one.
 void HttpServer::make_room() {
   const auto silent = std::find_if(connections_.begin(), connections_.end(),
                                    [](const Connection& connection) { return !connection.answer; });
@@ -159,7 +159,7 @@ void HttpServer::read(Connection& connection) {
   write(connection);
 }
 
-// When all is written, waits until the peer has read it: closing a socket with unread bytes would take the
+// After the last byte it waits until the peer has read it: closing a socket with unread bytes would take the
 // answer back.
 void HttpServer::write(Connection& connection) {
   while (connection.sent < connection.answer->size()) {
@@ -208,8 +208,8 @@ HttpServer::Text HttpServer::text_of(Served& served) {
   return served.text;
 }
 
-// Texts that nobody reads any more go. If there are still too many, those who read the oldest one are too
-// slow.
+// Drops texts that nobody reads any more. If too many remain, connections that still read the oldest one are
+// ended.
 void HttpServer::hold(Text text) {
   std::erase_if(held_, [](const Text& one) { return one.use_count() == 1; });
   if (held_.size() >= kMaxAnswers) {

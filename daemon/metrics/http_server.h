@@ -1,6 +1,5 @@
-// A small HTTP server for pages that anybody who reaches the port may read. It answers GET, one request for
-// each connection. One thread serves all connections, and nothing that a peer sends or leaves unread makes it
-// hold more than the limits below.
+// A small HTTP server for public pages. It answers GET, one request for each connection. One thread serves
+// all connections, and the limits below bound what a peer can make it hold.
 #pragma once
 
 #include "common/fd.h"

@@ -2,14 +2,17 @@
 
 #include "base/clock.h"
 #include "base/log.h"
-#include "base/network.h"
 #include "common/fd.h"
 #include "families.h"
 #include "http_server.h"
 
+#include <arpa/inet.h>
 #include <netinet/in.h>
 #include <prometheus/text_serializer.h>
 #include <sys/socket.h>
+#include <cerrno>
+#include <cstdlib>
+#include <cstring>
 #include <utility>
 #include "epd/v1/control.pb.h"
 
@@ -19,6 +22,55 @@ namespace {
 using supervisor::ControlFacade;
 
 constexpr int kBacklog = 128;
+
+struct Address {
+  sockaddr_storage bytes{};
+  socklen_t size = 0;
+  const sockaddr* get() const { return reinterpret_cast<const sockaddr*>(&bytes); }
+};
+
+Address address_of(const std::string& text) {
+  Address address;
+  const std::size_t colon = text.rfind(':');
+  const auto port = htons(static_cast<std::uint16_t>(std::strtoul(text.c_str() + colon + 1, nullptr, 10)));
+  if (text.front() == '[') {
+    auto& v6 = reinterpret_cast<sockaddr_in6&>(address.bytes);
+    v6.sin6_family = AF_INET6;
+    v6.sin6_port = port;
+    ::inet_pton(AF_INET6, text.substr(1, colon - 2).c_str(), &v6.sin6_addr);
+    address.size = sizeof(v6);
+  } else {
+    auto& v4 = reinterpret_cast<sockaddr_in&>(address.bytes);
+    v4.sin_family = AF_INET;
+    v4.sin_port = port;
+    ::inet_pton(AF_INET, text.substr(0, colon).c_str(), &v4.sin_addr);
+    address.size = sizeof(v4);
+  }
+  return address;
+}
+
+// Opens a non-blocking socket that listens at an address and a port that the configuration has checked:
+// "127.0.0.1:0", "[::1]:9455". PERMISSION_DENIED, with what to do: the kernel or a service's sandbox allows
+// no network socket. RESOURCE_EXHAUSTED, with the system's reason.
+Result<UniqueFd> open_listener(const std::string& listen) {
+  const Address address = address_of(listen);
+  const std::string option = "metrics.listen is \"" + listen + "\": ";
+  UniqueFd listener(::socket(address.bytes.ss_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+  if (!listener.valid() && (errno == EAFNOSUPPORT || errno == EPERM || errno == EACCES)) {
+    return Status(
+        StatusCode::kPermissionDenied,
+        option + "this process may open no network socket: " + std::strerror(errno) +
+            "; allowed: where the service has a network (OPERATING.md, \"Watching\", has the drop-in)");
+  }
+  const int on = 1;
+  if (listener.valid()) ::setsockopt(listener.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on));
+  if (!listener.valid() || ::bind(listener.get(), address.get(), address.size) != 0 ||
+      ::listen(listener.get(), kBacklog) != 0) {
+    return resource_exhausted(option + std::strerror(errno) +
+                              "; allowed: an address of this machine and a port that is free");
+  }
+  return listener;
+}
 
 int own_port(int fd) {
   sockaddr_storage address{};
@@ -76,7 +128,7 @@ class Server final : public MetricsServer {
 
 Result<std::unique_ptr<MetricsServer>> MetricsServer::start(ControlFacade& facade, const CallTimes& calls,
                                                             const MetricsOptions& options) {
-  Result<UniqueFd> listener = open_listener("metrics.listen", options.listen, kBacklog);
+  Result<UniqueFd> listener = open_listener(options.listen);
   if (!listener.ok()) return listener.status();
   const int port = own_port(listener->get());
   auto reader = std::make_unique<Reader>(facade, calls, options);

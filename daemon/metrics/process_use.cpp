@@ -1,4 +1,4 @@
-#include "process_use.h"
+#include "families.h"
 
 #include <sys/resource.h>
 #include <sys/time.h>
@@ -46,7 +46,7 @@ double boot_seconds() {
 }
 
 double start_seconds() {
-  constexpr int kFieldsBefore = 19;  // behind the name: the 22nd field of all is the start
+  constexpr int kFieldsBefore = 19;  // after the name: the start is the 22nd field of all
   std::ifstream file("/proc/self/stat");
   std::string line;
   std::getline(file, line);

@@ -1,4 +1,4 @@
-#include "rank_series.h"
+#include "families.h"
 
 #include <algorithm>
 #include <cmath>
@@ -20,7 +20,7 @@ RankSeries::Counts RankSeries::counts_of(const v1::GroupWaits& waits, int rank) 
   return {of.waited_for_ready_us(), of.waited_for_arrived_us(), of.last_arrivals(), of.rows()};
 }
 
-// What a rank counts begins anew if it has left and come back.
+// A rank's counters start at 0 again if it has left and come back.
 void RankSeries::add_news(Counts& sum, const Counts& before, const Counts& now) {
   const auto add = [&](std::uint64_t Counts::*count) {
     sum.*count += now.*count >= before.*count ? now.*count - before.*count : now.*count;
@@ -65,8 +65,7 @@ void RankSeries::take(Group& group, const v1::GroupWaits& waits) const {
 }
 
 void RankSeries::tell_counts(Families& out, const Labels& labels, const Counts& counts) {
-  const char* waited =
-      "What the other ranks of this node have waited for the rank, until it gave the signal.";
+  const char* waited = "Time that the other ranks of this node have waited for the rank's signal.";
   out.counter("epd_rank_waited_for_seconds_total", waited, with(labels, "signal", "ready"),
               static_cast<double>(counts.ready_us) * kSecondsOfUs);
   out.counter("epd_rank_waited_for_seconds_total", waited, with(labels, "signal", "arrived"),
@@ -78,7 +77,7 @@ void RankSeries::tell_counts(Families& out, const Labels& labels, const Counts& 
               static_cast<double>(counts.rows));
 }
 
-// Each pair from the start, so that its first wait is an increase.
+// Tells all pairs from the start, so that the first wait of each is an increase.
 void RankSeries::tell_pairs(Families& out, const Labels& labels, const v1::GroupWaits& waits) {
   std::map<std::pair<std::uint32_t, std::uint32_t>, std::uint64_t> us;
   for (const v1::PairWait& pair : waits.pairs())
@@ -89,7 +88,7 @@ void RankSeries::tell_pairs(Families& out, const Labels& labels, const v1::Group
     for (const v1::RankWaits& peer : waits.ranks()) {
       if (peer.rank() == rank.rank()) continue;
       const auto found = us.find({rank.rank(), peer.rank()});
-      out.counter("epd_rank_wait_seconds_total", "What the rank has waited for the peer.",
+      out.counter("epd_rank_wait_seconds_total", "Time that the rank has waited for the peer.",
                   with(of_rank, "peer", std::to_string(peer.rank())),
                   found == us.end() ? 0 : static_cast<double>(found->second) * kSecondsOfUs);
     }
@@ -109,8 +108,8 @@ void RankSeries::tell_ratio(Families& out, const Labels& labels, const Group& gr
   if (sum == 0) return;
   out.gauge(
       "epd_group_rows_ratio",
-      "Rows received of late: the most of a rank, in means of all ranks of this node. What is five minutes "
-      "older counts half.",
+      "Recent rows: the most of a rank, divided by the mean of this node's ranks. Rows of five minutes ago "
+      "count half.",
       labels, most * static_cast<double>(ranks) / sum);
 }
 
@@ -132,7 +131,7 @@ void RankSeries::tell(Families& out, const v1::GetWaitsResponse& waits, std::siz
     }
     tell_ratio(out, labels, group);
   }
-  groups_ = std::move(groups);  // what has ended is forgotten
+  groups_ = std::move(groups);  // ended groups are forgotten
 }
 
 }  // namespace epd::metrics

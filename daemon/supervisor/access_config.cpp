@@ -1,6 +1,6 @@
 #include "access_config.h"
 
-#include "base/account.h"
+#include "base/peer.h"
 #include "config_table.h"
 
 #include <functional>

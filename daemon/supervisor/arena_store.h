@@ -2,7 +2,6 @@
 #pragma once
 
 #include "base/closer.h"
-#include "base/descriptors.h"
 #include "base/quota.h"
 #include "common/fd.h"
 #include "common/memory.h"

@@ -1,6 +1,6 @@
 #include "supervisor/config.h"
 
-#include "base/account.h"
+#include "base/peer.h"
 #include "cluster/address.h"
 #include "config_file.h"
 

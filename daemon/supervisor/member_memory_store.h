@@ -4,7 +4,6 @@
 
 #include "arena_store.h"
 #include "base/closer.h"
-#include "base/descriptors.h"
 #include "base/quota.h"
 #include "membership/messages.h"
 #include "proto/link.h"

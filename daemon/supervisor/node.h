@@ -3,7 +3,7 @@
 #pragma once
 
 #include "base/closer.h"
-#include "base/descriptors.h"
+#include "base/quota.h"
 #include "cluster/cluster.h"
 #include "control_reads.h"
 #include "device_list.h"

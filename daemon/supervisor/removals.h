@@ -2,7 +2,7 @@
 // to the engine about them may wait in its link, with descriptors.
 #pragma once
 
-#include "base/descriptors.h"
+#include "base/quota.h"
 #include "rooms.h"
 #include "session/session_table.h"
 

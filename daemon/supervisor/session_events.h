@@ -2,7 +2,7 @@
 #pragma once
 
 #include "base/closer.h"
-#include "base/descriptors.h"
+#include "base/quota.h"
 #include "gpu_work.h"
 #include "lifecycle.h"
 #include "member_memory_store.h"

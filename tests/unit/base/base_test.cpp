@@ -1,6 +1,5 @@
 // The base room: sealed memory, packets with descriptors, statuses, logs.
 #include "base/clock.h"
-#include "base/end.h"
 #include "base/event.h"
 #include "base/log.h"
 #include "base/thread.h"
@@ -660,7 +659,7 @@ TEST(EndWithin, AProcessThatHangsIsEndedWithItsCode) {
     std::this_thread::sleep_for(std::chrono::seconds(30));
     ::_exit(1);
   };
-  EXPECT_EXIT(hang(), testing::ExitedWithCode(7), "epd: the process does not end by itself");
+  EXPECT_EXIT(hang(), testing::ExitedWithCode(7), "epd: the process did not end in time");
 }
 
 }  // namespace

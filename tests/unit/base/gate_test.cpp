@@ -1,8 +1,8 @@
 // The gate: what the loop has of a connection, and what it never has. The closer; the budget of descriptors.
 #include "base/gate.h"
 #include "base/closer.h"
-#include "base/descriptors.h"
 #include "base/own_table.h"
+#include "base/quota.h"
 #include "common/memory.h"
 #include "support/census.h"
 

@@ -2,7 +2,6 @@
 #include "families.h"
 
 #include "common/fd.h"
-#include "process_use.h"
 #include "proto/statistics.h"
 #include "support/fake_control_facade.h"
 

@@ -1,5 +1,5 @@
 // Series of single ranks: bounded, and never falling.
-#include "rank_series.h"
+#include "families.h"
 
 #include <gtest/gtest.h>
 #include <prometheus/metric_family.h>

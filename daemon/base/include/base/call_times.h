@@ -29,11 +29,10 @@ class CallTimes {
     double seconds = 0;                                         // of all calls
     std::map<std::string, std::uint64_t, std::less<>> failed;   // by the status's name
   };
-  // By the call's name.
+  // All calls, by name.
   using All = std::map<std::string, Calls, std::less<>>;
 
-  // `failed`: the name of the status; "" if the call went well. Names come from the program, so that they are
-  // few.
+  // `failed`: the name of the status; "" if the call succeeded. Names come from the program, so they are few.
   void add(std::string_view call, double seconds, std::string_view failed) {
     const std::lock_guard lock(mutex_);
     Calls& calls = entry(all_, call);

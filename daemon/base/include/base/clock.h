@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <ctime>
 
 namespace epd {
 
@@ -13,7 +14,11 @@ class Clock {
 
 class MonotonicClock final : public Clock {
  public:
-  std::uint64_t now_ns() const override;
+  std::uint64_t now_ns() const override {
+    timespec now{};
+    ::clock_gettime(CLOCK_MONOTONIC, &now);
+    return static_cast<std::uint64_t>(now.tv_sec) * 1'000'000'000u + static_cast<std::uint64_t>(now.tv_nsec);
+  }
 };
 
 // Advances only when told.

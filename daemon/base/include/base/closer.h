@@ -29,9 +29,9 @@ class Closer {
   void close(UniqueFd descriptor, std::uint32_t uid = kDaemon);
   // Frees the pages of a memfd first, so that they go even if a client still maps them. It reads zeros then.
   void empty_and_close(UniqueFd memory) { add({std::move(memory), true}, kDaemon); }
-  // How many descriptors of a user are not closed yet.
+  // The number of a user's descriptors that are not closed yet.
   std::size_t waiting(std::uint32_t uid) const;
-  // True if none waits and none is being closed.
+  // Whether no descriptor waits or is being closed.
   bool idle() const;
 
  private:

@@ -18,7 +18,7 @@
 
 namespace epd {
 
-// In the order of control.proto's EventKind.
+// The values are those of EventKind in control.proto.
 enum class EventKind : std::uint32_t {
   kOther = 0,
   kSessionAttached = 1,
@@ -68,14 +68,15 @@ struct EventBatch {
 class EventLog {
  public:
   explicit EventLog(std::size_t capacity = 4096) : capacity_(capacity) {}
-  // While it lives, record_event() writes here too. One at a time.
+  // While this object lives, record_event() writes here too. Only one may be installed.
   void install();
   ~EventLog();
   EventLog(const EventLog&) = delete;
   EventLog& operator=(const EventLog&) = delete;
 
   void add(Event event);
-  // Up to `limit` events that follow number `after`. If there are none, waits for one, up to `wait_ms`.
+  // Returns up to `limit` events that follow number `after`. If there are none, waits for one, up to
+  // `wait_ms`.
   EventBatch read(std::uint64_t after, std::size_t limit, std::uint32_t wait_ms);
 
  private:
@@ -89,12 +90,13 @@ class EventLog {
   std::uint64_t newest_ = 0;                                  // likewise
 };
 
-// Logs, and remembers whatever the log level is.
+// Logs the event, and remembers it at any log level.
 void record_event(EventKind kind, LogLevel level, std::string_view event,
                   std::initializer_list<LogField> fields = {}, EventOwner owner = kDaemonOwner,
                   const char* file = __builtin_FILE());
-// The same for what a client brings about by doing what it may (attach, join, go): limited for each user, far
-// above what programs do. What is left out is counted, and told by LogLimiter::tell_suppressed().
+// The same for events that a client causes by permitted actions (attach, join, leave). They are limited for
+// each user, far above the needs of programs. Suppressed ones are counted, and reported by
+// LogLimiter::tell_suppressed().
 void record_of_user(EventOwner owner, EventKind kind, LogLevel level, std::string_view event,
                     std::initializer_list<LogField> fields, const char* file = __builtin_FILE());
 

@@ -39,7 +39,7 @@ class Gate {
   // Called for each connection, on the gate's thread, which may outlive the gate.
   using MakePorter = std::function<Porter(std::uint64_t number, const PeerIdentity& peer)>;
 
-  // The message for a connection that is one too many, sent from its own thread; empty: none.
+  // Makes the message for a connection beyond a limit, which is sent from a thread of its own; empty: none.
   using LastWords = std::function<std::vector<std::byte>(const Status& why)>;
   // The limits of connections, open or still being closed: each has a thread. Root and the daemon's own user
   // have `all` to themselves.
@@ -59,13 +59,13 @@ class Gate {
   Gate& operator=(const Gate&) = delete;
 
   void set_limits(Limits limits);
-  // Connections that were one too many. They don't arrive.
+  // The number of connections beyond a limit. They don't arrive.
   std::uint64_t dismissed() const;
 
   // Readable when a connection has arrived.
   int poll_fd() const { return channel_.get(); }
   std::optional<Arrival> take();
-  // How many porters have been taken and have not ended: of a user, or of all.
+  // The number of porters that have been taken and have not ended: of a user, or of all.
   std::size_t porters(std::optional<std::uint32_t> uid) const;
 
  private:

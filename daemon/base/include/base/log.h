@@ -39,7 +39,7 @@ struct LogLevels {
   LogLevels() = default;
   LogLevels(LogLevel level) : general(level) {}  // NOLINT(google-explicit-constructor): one for all
 };
-// "info", "info,session=debug,engine=trace". No value: it is nothing of the kind.
+// Parses "info", "info,session=debug,engine=trace". No value: the text is not of this form.
 std::optional<LogLevels> parse_log_levels(std::string_view text);
 std::string to_text(const LogLevels& levels);
 
@@ -73,15 +73,15 @@ bool log_enabled(LogLevel level, const char* file = __builtin_FILE());
 void log_event(LogLevel level, std::string_view event, std::initializer_list<LogField> fields = {},
                const char* file = __builtin_FILE());
 
-// Waits until everything has been written, at most a second. Before the process ends.
+// Waits until everything has been written, at most a second. Called before the process ends.
 void log_flush();
 std::uint64_t log_lines_lost();
 // Why the last line could not be written: "standard error: No space left on device". Empty: it was written.
 std::string log_problem();
 // Writes one line outside of the log, before the process ends. It is lost if the reader does not read.
 void print_error(const std::string& line);
-// The same for what a program that may have begun to log has to say last: a line of the log in JSON and in
-// the journal, else the text for people.
+// The same for the last words of a program that may have begun to log: a log line in JSON and in the journal,
+// otherwise the text for people.
 void print_last_error(const std::string& text);
 
 // Allows each owner `burst` lines, then `each_second`. So no user's flood suppresses another's lines. The
@@ -100,7 +100,7 @@ class LogLimiter {
   void record(EventKind kind, LogLevel level, std::string_view event, std::initializer_list<LogField> fields,
               EventOwner owner, const char* file = __builtin_FILE());
 
-  // Logs what the limiters have suppressed, as far as they may write again. Called from time to time.
+  // Logs the counts of suppressed lines, as far as limiters may write again. Called from time to time.
   static void tell_suppressed();
 
  private:
@@ -119,7 +119,7 @@ class LogLimiter {
     std::uint64_t filled_ns = 0;
     Suppressed suppressed;
   };
-  // False: the line is suppressed. Otherwise sets how many were, since the last that was not.
+  // False: the line is suppressed. Otherwise `before` has those suppressed since the last one that was not.
   bool admit(const Suppressed& line, Suppressed& before);
   Budget& budget_of(EventOwner owner, std::uint64_t now_ns);
   void fill(Budget& budget, std::uint64_t now_ns) const;

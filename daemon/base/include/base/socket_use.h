@@ -21,10 +21,10 @@ enum class SocketUse {
 };
 SocketUse socket_use(const std::string& path);
 
-// Which file is at the path; {0, 0}: none.
+// Identifies the file at the path; {0, 0}: none.
 using FileId = std::pair<dev_t, ino_t>;
 FileId file_at(const std::string& path);
-// Unless somebody has replaced it.
+// Removes the file, unless another one has replaced it.
 void remove_file(const std::string& path, const FileId& file);
 
 }  // namespace epd

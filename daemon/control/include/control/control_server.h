@@ -21,10 +21,10 @@ struct ControlOptions {
 
 class ControlServer {
  public:
-  // Listens when it returns. Replaces a socket file on which no process listens. Refuses (ABORTED) one on
-  // which a process does. The socket is never open wider than `mode`. Errors: INVALID_ARGUMENT (path, mode),
-  // NOT_FOUND (directory), PERMISSION_DENIED, ABORTED. `facade` outlives
-  // the server and is called from several threads.
+  // Listens when it returns. Replaces a socket file on which no process listens, and refuses (ABORTED) one on
+  // which a process does. The socket is never more open than `mode`. Errors: INVALID_ARGUMENT (path, mode),
+  // NOT_FOUND (directory), PERMISSION_DENIED, ABORTED. `facade` outlives the server and is called from
+  // several threads.
   static Result<std::unique_ptr<ControlServer>> start(supervisor::ControlFacade& facade,
                                                       const ControlOptions& options);
 
@@ -36,7 +36,7 @@ class ControlServer {
   // says kServing. Any thread; takes effect with the next check.
   void set_serving(bool serving);
 
-  // Of calls that have been answered, by method; of a watch, until it has ended. Lives as long as the server.
+  // Times of answered calls by method; a watch counts when it has ended. Lives as long as the server.
   const CallTimes& times() const;
 
   // Whether that service of grpc.health.v1 is SERVING. Any thread; asks the facade.

@@ -1,5 +1,5 @@
-// Anybody who reaches the port may read over HTTP: GET /metrics (Prometheus), /healthz and /readyz
-// (probes). Nothing there changes anything.
+// Pages over HTTP for anybody who reaches the port: GET /metrics (Prometheus), /healthz and /readyz (probes).
+// They change nothing.
 #pragma once
 
 #include "base/call_times.h"
@@ -15,9 +15,9 @@ namespace epd::metrics {
 
 struct MetricsOptions {
   std::string listen;            // "HOST:PORT": an address of this machine, and 0 for any free port
-  std::uint32_t max_groups = 0;  // with series of their own; the rest is summed up as group "other"
-  std::uint32_t max_ranks = 0;   // of a group, likewise, as rank "other"
-  // Whether that service serves, as grpc.health.v1 on the control socket says: "control", "daemon".
+  std::uint32_t max_groups = 0;  // the rest is summed up as group "other"
+  std::uint32_t max_ranks = 0;   // of a group; the rest is summed up as rank "other"
+  // Whether the service serves, as grpc.health.v1 on the control socket says: "control", "daemon".
   std::function<bool(const char* service)> healthy;
 };
 

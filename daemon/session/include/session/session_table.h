@@ -7,7 +7,6 @@
 
 #include "base/clock.h"
 #include "base/closer.h"
-#include "base/descriptors.h"
 #include "base/gate.h"
 #include "base/peer.h"
 #include "base/quota.h"

@@ -1,4 +1,4 @@
-#include "base/descriptors.h"
+#include "base/quota.h"
 
 #include <string>
 
