@@ -1,7 +1,7 @@
 // The fixture of the conformance suite: one daemon per device prefix, and ranks on all of its devices.
 #pragma once
 
-#include "kit/node_network.h"
+#include "kit/nodes.h"
 #include "support/cases.h"
 #include "support/client.h"
 #include "support/daemon.h"

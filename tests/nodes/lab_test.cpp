@@ -1,6 +1,6 @@
 // Nodes in network namespaces: they reach each other, are counted, cut off and shaped, and leave nothing.
 #include "common/signal.h"
-#include "kit/command.h"
+#include "kit/daemon.h"
 #include "kit/error.h"
 #include "kit/nodes.h"
 #include "kit/session.h"

@@ -1,7 +1,7 @@
 // Losses under groups that span nodes: the others go on or hear why not, bit for bit, and groups that are
 // beside it notice nothing.
 #include "common/signal.h"
-#include "kit/node_network.h"
+#include "kit/nodes.h"
 #include "support/cases.h"
 #include "support/client.h"
 #include "support/daemon_cluster.h"

@@ -4,8 +4,8 @@
 // After each the ranks are back within a bound and compute on, right to the bit. Groups that a fault does not
 // touch notice nothing. In the end the daemons hold what they held at first.
 #include "common/signal.h"
-#include "kit/command.h"
-#include "kit/node_network.h"
+#include "kit/daemon.h"
+#include "kit/nodes.h"
 #include "support/cases.h"
 #include "support/census.h"
 #include "support/client.h"

@@ -5,8 +5,7 @@
 #include "kernels/routing.h"
 #include "kit/ceiling.h"
 #include "kit/error.h"
-#include "kit/shared_array.h"
-#include "kit/statistics.h"
+#include "kit/report.h"
 #include "kit/team.h"
 #include "rank_device.h"
 

@@ -1,7 +1,6 @@
 #include "gpu_driver.h"
 
 #include "kit/error.h"
-#include "kit/shared_array.h"
 #include "kit/team.h"
 
 #include <dlfcn.h>

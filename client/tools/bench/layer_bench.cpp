@@ -3,7 +3,6 @@
 #include "bench/kernel_arguments.h"
 #include "coordinator.h"
 #include "kit/error.h"
-#include "kit/shared_array.h"
 #include "kit/team.h"
 #include "layer.h"
 #include "samples.h"

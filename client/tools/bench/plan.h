@@ -5,7 +5,6 @@
 #include "kernels/reference.h"
 #include "kit/report.h"
 #include "kit/routing.h"
-#include "kit/words.h"
 #include "proto/shape.h"
 
 #include <cstdint>

@@ -1,6 +1,6 @@
 #include "raw_ucx.h"
 
-#include "kit/command.h"
+#include "kit/daemon.h"
 #include "kit/error.h"
 
 #include <algorithm>

@@ -1,7 +1,7 @@
 // ucx_perftest between two nodes, with the settings of their engines.
 #pragma once
 
-#include "kit/command.h"
+#include "kit/daemon.h"
 #include "kit/nodes.h"
 
 #include <cstdint>

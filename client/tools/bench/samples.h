@@ -2,7 +2,7 @@
 #pragma once
 
 #include "kit/report.h"
-#include "kit/shared_array.h"
+#include "kit/team.h"
 
 #include <cstdint>
 

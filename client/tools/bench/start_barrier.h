@@ -3,7 +3,7 @@
 #pragma once
 
 #include "gpu_driver.h"
-#include "kit/shared_array.h"
+#include "kit/team.h"
 #include "rank_device.h"
 
 #include <cstdint>

@@ -1,15 +1,31 @@
-// A Mixture-of-Experts layer of DeepSeek-V3's shape with made-up weights: the gate in full, experts as SwiGLU
-// of low rank, all from a seed. Each rank makes only the experts that live on it.
 #pragma once
 
-#include "kit/gate.h"
+#include "kit/routing.h"
 
 #include <cstddef>
 #include <cstdint>
+#include <string>
+#include <string_view>
 #include <vector>
 
 namespace epd::demo {
 
+// A text becomes hidden states deterministically, without a trained model, but with the skew of text. Equal
+// pieces have equal embeddings and similar pieces similar ones, so common words load the same experts.
+
+// Lower-cased words in pieces of at most five letters (later ones begin with '#'), digits and punctuation
+// marks each on their own.
+std::vector<std::string> split_into_pieces(std::string_view text);
+
+// out [H]: the embedding of pieces[place], mixed with the two pieces before it and the position.
+// Root mean square 1.
+void embed(const std::vector<std::string>& pieces, std::size_t place, std::uint32_t hidden, float* out);
+
+// Scales values [H] to root mean square 1.
+void rms_normalize(float* values, std::uint32_t hidden);
+
+// A Mixture-of-Experts layer of DeepSeek-V3's shape with made-up weights: the gate in full, experts as SwiGLU
+// of low rank, all from a seed. Each rank makes only the experts that live on it.
 struct ModelShape {
   std::uint32_t num_ranks = 4;
   std::uint32_t num_layers = 4;
@@ -35,7 +51,7 @@ class Gate {
   std::vector<float> bias_;        // [E] corrects the choice, not the weights
 };
 
-// What the experts get: received rows and what they were chosen for.
+// Input of the experts: received rows and the choices that brought them.
 struct ExpertInput {
   std::uint32_t num_rows = 0;
   const std::uint8_t* rows = nullptr;      // [M,H] e4m3

@@ -4,9 +4,9 @@
 #include "kit/nodes.h"
 #include "kit/options.h"
 #include "kit/routing.h"
+#include "model.h"
+#include "plan.h"
 #include "rank.h"
-#include "report.h"
-#include "text.h"
 
 #include <algorithm>
 #include <cstdio>
@@ -100,7 +100,7 @@ void dump_routing(const DemoPlan& plan, const DemoRecords& records) {
   if (!file.flush()) kit::fail("writing '" + plan.dump_routing + "' failed");
 }
 
-// `nodes`: null: plan.socket's daemon.
+// `nodes` is null for the daemon at plan.socket.
 bool run(const DemoPlan& plan, const kit::OwnNodes* nodes) {
   DemoRecords records(plan);
   kit::CopyCeiling ceiling(plan.params(), plan.max_tokens());

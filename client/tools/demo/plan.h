@@ -1,9 +1,8 @@
-// The demo's plan, and what its ranks measure.
 #pragma once
 
 #include "kernels/reference.h"
 #include "kit/report.h"
-#include "kit/shared_array.h"
+#include "kit/team.h"
 #include "model.h"
 
 #include <algorithm>
@@ -13,6 +12,7 @@
 
 namespace epd::demo {
 
+// The demo's plan, and what its ranks measure.
 struct DemoPlan {
   ModelShape model;
   std::uint32_t steps = 3;      // measured forward passes; one more before them measures operations alone
@@ -47,7 +47,7 @@ inline constexpr std::uint32_t kMicroBatches = 2;
 inline constexpr std::uint32_t kProbes = 6;  // of each operation, alone
 inline constexpr std::uint32_t kSamplesPerLayer = kMicroBatches * kProbes;
 
-// Of one layer and rank. Times in us.
+// Measurements of one layer on one rank. Times in us.
 struct LayerRecord {
   double dispatch_us[kSamplesPerLayer];  // alone: submission to the end of the wait
   double combine_us[kSamplesPerLayer];
@@ -61,7 +61,7 @@ struct LayerRecord {
   kit::Verdict verdict;  // on results compared with kernels/reference
 };
 
-// What a rank publishes after a segment, so that each can run the oracle.
+// Data that a rank publishes after a segment, so that each rank can run the oracle.
 struct Publication {
   Publication(const DemoPlan& plan)
       : x(std::size_t{plan.max_tokens()} * plan.model.hidden),
@@ -100,10 +100,13 @@ struct DemoRecords {
   kit::SharedArray<std::uint32_t> row_counts;     // [R,R] of the current micro-batch
   kit::SharedArray<std::int32_t> routing;         // [passes, layers, R, tokens, K]
   kit::SharedArray<std::uint64_t>
-      link_bytes;  // [passes + 1] sent between nodes before each pass, and in the end
+      link_bytes;  // [passes + 1] sent between nodes before each pass and at the end
   kit::SharedArray<std::uint32_t> sum_ranks;  // what the daemon has chosen, or was asked for
   kit::SharedArray<char> daemon;              // its name and version
   std::vector<Publication> published;
 };
+
+kit::Json make_report(const DemoPlan& plan, const DemoRecords& records);
+std::string to_text(const kit::Json& report);
 
 }  // namespace epd::demo

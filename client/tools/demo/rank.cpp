@@ -4,7 +4,7 @@
 #include "kit/compare.h"
 #include "kit/error.h"
 #include "kit/random.h"
-#include "text.h"
+#include "model.h"
 
 #include <algorithm>
 #include <bit>
@@ -78,7 +78,7 @@ void DemoRank::connect() {
   }
 }
 
-// While nothing is under way.
+// Call only when no operation is in flight.
 void DemoRank::note_link_bytes(std::uint32_t pass) {
   self_.barrier();
   if (self_.rank() == 0 && context_.nodes != nullptr)

@@ -14,14 +14,14 @@
 
 namespace epd::demo {
 
-// What all ranks get from the parent; outlives them.
+// Data that all ranks get from the parent; outlives them.
 struct DemoContext {
   DemoPlan plan;
   std::vector<std::string> sockets;  // of each node
   std::string group;
   std::vector<std::string> pieces;       // of the text
   std::vector<Gate> gates;               // per layer
-  const kit::OwnNodes* nodes = nullptr;  // null: daemons of somebody else's
+  const kit::OwnNodes* nodes = nullptr;  // null: the daemon was started by somebody else
   kit::CopyCeiling* ceiling = nullptr;
   DemoRecords* records = nullptr;
 };

@@ -1,8 +1,8 @@
-#include "report.h"
+#include "plan.h"
 
 #include "kit/ceiling.h"
 #include "kit/random.h"
-#include "kit/statistics.h"
+#include "kit/report.h"
 
 #include <algorithm>
 #include <span>
@@ -39,7 +39,7 @@ double ceiling_us_of(std::span<const LayerRecord> ranks, Spans spans) {
   return kit::ceiling_time_us(begins, ends, ranks.size());
 }
 
-// Of an operation alone, one micro-batch: p50 of the slowest rank; GB/s (1e9 bytes) of the busiest rank.
+// One operation alone on one micro-batch: p50 of the slowest rank; GB/s (1e9 bytes) of the busiest rank.
 Json figures_of(std::span<const LayerRecord> ranks, Times times, Spans ceilings, std::uint64_t row_bytes) {
   double busiest = 0;  // rows, mean of the micro-batches
   for (std::uint32_t m = 0; m < kMicroBatches; ++m) {

@@ -1,7 +1,7 @@
 #include "kit/ceiling.h"
 
 #include "kit/error.h"
-#include "kit/statistics.h"
+#include "kit/report.h"
 
 #include <algorithm>
 #include <cstring>

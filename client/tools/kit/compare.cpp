@@ -47,7 +47,7 @@ std::span<const T> view(const std::vector<T>& values) {
   return {values.data(), values.size()};
 }
 
-// What the rows of a group are made of.
+// Sizes of one row's parts.
 struct Widths {
   explicit Widths(const GroupParams& params)
       : row(kernels::reference::row_bytes(params)),

@@ -3,6 +3,13 @@
 #include "common/signal.h"
 #include "kit/error.h"
 
+#include <linux/futex.h>
+#include <sched.h>
+#include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <unistd.h>
 #include <algorithm>
 #include <cerrno>
 #include <climits>
@@ -12,14 +19,24 @@
 #include <ctime>
 #include <utility>
 
-#include <linux/futex.h>
-#include <sched.h>
-#include <sys/prctl.h>
-#include <sys/syscall.h>
-#include <sys/wait.h>
-#include <unistd.h>
-
 namespace epd::kit {
+
+// ---- shared array
+
+SharedBytes::SharedBytes(std::size_t bytes) : bytes_(bytes) {
+  if (bytes == 0) return;
+  void* memory =
+      ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (memory == MAP_FAILED) fail_errno("mapping " + std::to_string(bytes) + " bytes");
+  data_ = memory;
+}
+
+SharedBytes::~SharedBytes() {
+  if (data_ != nullptr) ::munmap(data_, bytes_);
+}
+
+// ---- team
+
 namespace {
 
 using SteadyClock = std::chrono::steady_clock;

@@ -2,7 +2,6 @@
 #include "kernels/numbers.h"
 #include "kit/random.h"
 #include "model.h"
-#include "text.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -1,6 +1,5 @@
 // Which experts tokens choose: the demo's gate, and routing that is generated or read from a file.
 #include "kit/error.h"
-#include "kit/gate.h"
 #include "kit/random.h"
 #include "kit/routing.h"
 

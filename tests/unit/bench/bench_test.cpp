@@ -4,7 +4,7 @@
 #include "bench/suite.h"
 #include "common/signal.h"
 #include "kit/error.h"
-#include "kit/statistics.h"
+#include "kit/report.h"
 #include "kit/team.h"
 
 #include <gmock/gmock.h>

@@ -1,10 +1,9 @@
-// What plain copies reach: the bytes that an operation moves, copied row by row along the same routes, by one
-// process per rank, between shared mappings of the same sizes.
+// The ceiling is what plain copies reach: one process per rank copies the bytes that an operation moves, row
+// by row along the same routes, between shared mappings of the same sizes.
 #pragma once
 
 #include "kernels/reference.h"
 #include "kernels/routing.h"
-#include "kit/shared_array.h"
 #include "kit/team.h"
 
 #include <cstddef>
@@ -39,11 +38,12 @@ class CopyCeiling {
   // Touches this rank's pages, and its page table entries of the others', for as many rows as an even routing
   // brings.
   void warm(std::uint32_t rank);
-  // Every row of the plan to its slot at its destination. `bases`: see base_rows.
-  // Returns the bytes copied.
+  // Copies every row of the plan to its slot at its destination. `bases`: see base_rows. Returns the bytes
+  // copied.
   std::uint64_t copy_dispatch(std::uint32_t rank, const kernels::RoutingPlan& plan,
                               const std::vector<std::uint32_t>& bases, CopyKind kind);
-  // Every row of the plan from its slot there to the token's row here, over one another. Returns the bytes.
+  // Copies every row of the plan from its slot to the token's row here, one over the other. Returns the bytes
+  // copied.
   std::uint64_t copy_combine(std::uint32_t rank, const kernels::RoutingPlan& plan,
                              const std::vector<std::uint32_t>& bases, CopyKind kind);
 
@@ -59,7 +59,8 @@ class CopyCeiling {
   std::vector<SharedArray<char>> rows_;    // per rank [as many as there can be, the larger row]
 };
 
-// What the entries of a plan name, of each rank: the rank itself (compact), or its experts.
+// The number of targets that a plan's entries can name on each rank: 1, the rank itself (compact layout), or
+// its experts.
 std::uint32_t targets_per_rank(const kernels::reference::GroupParams& params);
 
 // Rows from each source to each target, [R, R * targets_per_rank].
@@ -68,7 +69,7 @@ struct TargetCounts {
   std::uint32_t num_ranks = 1;
   std::uint32_t targets_per_rank = 1;
 };
-// This source's first row at each target, the rows of a rank's targets one after the other without holes.
+// This source's first row at each target. The rows of a rank's targets follow one another without holes.
 std::vector<std::uint32_t> base_rows(const TargetCounts& counts, std::uint32_t source);
 // Plans where a rank's rows go, tells the other ranks, and returns base_rows() when all have told theirs.
 // `counts` is the ranks' memory of TargetCounts; it may be read until the next exchange. Throws ToolError.

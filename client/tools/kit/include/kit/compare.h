@@ -14,7 +14,7 @@ namespace epd::kit {
 // Finite bf16 values of both signs, magnitudes 2^-7..2. The same for the same seed; count a multiple of 4.
 void fill_bf16(std::uint64_t seed, std::uint16_t* out, std::size_t count);
 
-// memset, or what does its work where regions are not this process's memory.
+// memset, or a replacement where the regions are not this process's memory.
 using FillMemory = std::function<void(void* region, int byte, std::size_t bytes)>;
 void fill_host_memory(void* region, int byte, std::size_t bytes);
 
@@ -25,8 +25,8 @@ void poison_dispatch(const kernels::reference::GroupParams& params, std::span<co
 void poison_combine(const kernels::reference::GroupParams& params, std::uint32_t max_tokens,
                     const epd_buffers_t& buffers, const FillMemory& fill = fill_host_memory);
 
-// Copies of one rank's inputs with int32 choices in the oracle's form; x and x_scales may be null: left
-// empty.
+// One rank's inputs with int32 choices. make_input copies them into the oracle's form; x and x_scales may be
+// null and are then empty.
 struct InputView {
   std::uint32_t num_tokens = 0;
   const void* x = nullptr;

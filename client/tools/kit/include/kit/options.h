@@ -1,8 +1,8 @@
-// Options of the tools: what is not allowed is refused with what is.
+// Options of the tools: a value that is not allowed is refused, with those that are.
 #pragma once
 
 #include "kit/error.h"
-#include "kit/words.h"
+#include "kit/report.h"
 #include "proto/shape_rules.h"
 
 #include <CLI/CLI.hpp>
@@ -14,7 +14,7 @@
 
 namespace epd::kit {
 
-// One of the words; any other one is refused with the list.
+// Accepts one of the words; any other is refused with the list.
 template <typename Value, std::size_t n>
 CLI::Option* add_word(CLI::App& app, const std::string& name, Value& value, const Word<Value> (&words)[n],
                       const std::string& help) {
@@ -60,7 +60,7 @@ CLI::Option* add_number(CLI::App& app, const std::string& name, Number& value,
       ->capture_default_str();
 }
 
-// Whether the number is allowed, check_shape judges.
+// Takes any 32-bit number: check_shape decides which are allowed.
 inline CLI::Option* add_field(CLI::App& app, const std::string& name, std::uint32_t& value, const char* field,
                               const std::string& help) {
   return app.add_option(name, value, help)
@@ -68,8 +68,8 @@ inline CLI::Option* add_field(CLI::App& app, const std::string& name, std::uint3
       ->capture_default_str();
 }
 
-// The command line; then `validate`, which throws ToolError. False: there is nothing to run, since help or
-// the reason was printed; `exit_code` is 0 for help.
+// Parses the command line and calls `validate`, which throws ToolError. Returns false when there is nothing
+// to run because help or the reason was printed; `exit_code` is 0 for help.
 template <typename Validate>
 bool parse(CLI::App& app, int argc, char** argv, int& exit_code, Validate validate) {
   try {

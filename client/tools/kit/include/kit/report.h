@@ -1,32 +1,62 @@
-// A report is a JSON object: --json prints it, and the tables for people show some of its fields. Every
-// benchmark makes its own.
 #pragma once
 
-#include "kit/shared_array.h"
-#include "kit/statistics.h"
+#include "kit/team.h"
 
+#include <cstddef>
 #include <cstdint>
 #include <cstdio>
 #include <functional>
+#include <nlohmann/json.hpp>
 #include <span>
 #include <string>
 #include <vector>
 
-#include <nlohmann/json.hpp>
-
 namespace epd::kit {
+
+// The words of the command line and of --json for a value.
+template <typename Value>
+struct Word {
+  const char* word;
+  Value value;
+};
+template <typename Value, std::size_t n>
+const char* word_of(const Word<Value> (&words)[n], Value value) {
+  for (const auto& [word, its] : words) {
+    if (its == value) return word;
+  }
+  return "";
+}
+
+// The q-quantile (0..1) with linear interpolation between neighbours; 0 for no samples.
+double quantile(std::span<const double> samples, double q);
+
+struct Summary {
+  std::size_t count = 0;
+  double min = 0, p50 = 0, p90 = 0, p99 = 0, max = 0;
+};
+Summary summarize(std::span<const double> samples);
+
+// samples: [rows, ranks]. Returns the largest of each row: an operation ends when its last rank has.
+std::vector<double> slowest_rank(std::span<const double> samples, std::size_t ranks);
+// begins, ends: [rows, ranks], on one clock. Returns for each row the time from the first begin to the last
+// end: what ranks do together takes, though fewer cores may run them one after the other.
+std::vector<double> first_to_last(std::span<const double> begins, std::span<const double> ends,
+                                  std::size_t ranks);
+
+// A report is a JSON object: --json prints it, and the tables for people show some of its fields. Each
+// benchmark makes its own kind.
 
 using Json = nlohmann::ordered_json;
 using Reports = std::vector<Json>;
 
-// As printf; at most 511 characters.
+// Formats like printf; at most 511 characters.
 std::string format(const char* pattern, auto... values) {
   char text[512];
   std::snprintf(text, sizeof(text), pattern, values...);
   return text;
 }
 
-// Of one rank: what its comparisons with the reference have found. In shared memory.
+// Result of one rank's comparisons with the reference. Lives in shared memory.
 struct Verdict {
   std::uint32_t checks;
   std::uint32_t failures;
@@ -40,8 +70,8 @@ struct Verdict {
 Json summary_json(const Summary& summary);
 // "samples", "min_us", "p50_us", ..
 void add_times(Json& report, const Summary& time);
-// "checks", "correct" and "first_difference": what the checks of all ranks have found. May be called again,
-// with more.
+// Adds the results of all ranks' checks: "checks", "correct" and "first_difference". May be called again with
+// more verdicts.
 void add_verdicts(Json& report, std::span<const Verdict> verdicts);
 
 bool all_correct(const Reports& reports);
@@ -52,14 +82,14 @@ std::string differences_of(const Reports& reports);
 
 struct Column {
   std::string title;
-  std::function<std::string(const Json& report)> cell;  // "": "-"
+  std::function<std::string(const Json& report)> cell;  // "" is shown as "-"
 };
-// A field of each report. `pattern`: of printf, for a number.
+// A column that shows one field of each report. `pattern` is printf's, for a number.
 Column column(const std::string& title, const char* field, const char* pattern = "%.0f");
 std::string number(const Json& value, const char* pattern);  // "" if it is null
 
 enum class Style { kPlain, kMarkdown };
-// Text lies left, numbers right.
+// Text is aligned to the left, numbers to the right.
 std::string table(const Reports& reports, const std::vector<Column>& columns, Style style = Style::kPlain);
 
 }  // namespace epd::kit

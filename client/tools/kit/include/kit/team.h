@@ -1,21 +1,63 @@
-// R rank processes that this process forks, and what they share.
+// R rank processes that this process forks, and the memory that they share.
 #pragma once
-
-#include "kit/shared_array.h"
-
-#include <atomic>
-#include <chrono>
-#include <cstdint>
-#include <cstdio>
-#include <functional>
-#include <string>
-#include <utility>
-#include <vector>
 
 #include <sys/types.h>
 #include <unistd.h>
+#include <atomic>
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <cstdio>
+#include <functional>
+#include <span>
+#include <string>
+#include <type_traits>
+#include <utility>
+#include <vector>
 
 namespace epd::kit {
+
+// Anonymous zero-filled memory, shared with the processes that are forked after it was made.
+class SharedBytes {
+ public:
+  SharedBytes() = default;
+  explicit SharedBytes(std::size_t bytes);  // throws ToolError; pages come when touched
+  SharedBytes(SharedBytes&& other) noexcept
+      : data_(std::exchange(other.data_, nullptr)), bytes_(std::exchange(other.bytes_, 0)) {}
+  SharedBytes& operator=(SharedBytes&& other) noexcept {
+    std::swap(data_, other.data_);
+    std::swap(bytes_, other.bytes_);
+    return *this;
+  }
+  ~SharedBytes();
+
+  void* data() const { return data_; }
+  std::size_t size() const { return bytes_; }
+
+ private:
+  void* data_ = nullptr;
+  std::size_t bytes_ = 0;
+};
+
+// All-zero bytes must be a valid T.
+template <typename T>
+class SharedArray {
+ public:
+  static_assert(std::is_trivially_destructible_v<T>);
+  SharedArray() = default;
+  explicit SharedArray(std::size_t count) : bytes_(count * sizeof(T)), count_(count) {}
+
+  T* data() const { return static_cast<T*>(bytes_.data()); }
+  std::size_t size() const { return count_; }
+  T& operator[](std::size_t i) const { return data()[i]; }
+  std::span<T> span() const { return {data(), count_}; }
+
+ private:
+  SharedBytes bytes_;
+  std::size_t count_ = 0;
+};
+
+// R rank processes that this process forks, and what they share.
 
 // Lives in shared memory, zero-filled at the beginning.
 struct TeamState {
@@ -38,8 +80,8 @@ class TeamRank {
   std::uint32_t size() const { return size_; }
   // Returns when all ranks have called it. Throws ToolError when a rank has failed, or after two minutes.
   void barrier();
-  // The same, and all return within about a microsecond of one another: a barrier, and then one that none
-  // sleeps in.
+  // Like barrier(), but all ranks return within about a microsecond of one another: a second barrier follows
+  // in which none sleeps.
   void start_together();
   void set_progress(std::uint32_t value) { state_.progress.store(value, std::memory_order_relaxed); }
 
