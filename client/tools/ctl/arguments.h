@@ -1,4 +1,4 @@
-// What the command line asks for, and the exit codes of epctl.
+// The command line's arguments, and the exit codes of epctl.
 #pragma once
 
 #include "proto/shape.h"
@@ -9,7 +9,7 @@
 
 namespace epd::ctl {
 
-// size: a group that does not exist.
+// size: the shape of a group that need not exist.
 struct SizeArguments {
   abi::GroupShape shape{};
   std::vector<std::string> more_formats;  // row formats beyond the shape's first, as on the command line
@@ -22,7 +22,7 @@ inline constexpr const char* kDefaultSocket = "/run/epd/control.sock";
 struct Arguments {
   std::string command;  // "set device"
   std::string socket = kDefaultSocket;
-  // doctor: looked at while no daemon answers; several with colons between them, as clients may be given;
+  // doctor: the socket to check while no daemon answers; several with colons between them, as for clients;
   // empty: the default, if `socket` is the default too
   std::string attach_socket;
   bool json = false;
@@ -33,12 +33,12 @@ struct Arguments {
   bool strict = false;                // doctor: warnings count as problems
   bool ranks = false;                 // stats: one line per rank too
   std::string operation;              // op: its id
-  bool follow = false;                // events: what happens from now on too
-  std::string since;                  // events: after this number, or "1h": not older than that
-  std::uint64_t last = 0;             // events: so many of those remembered; 0: all
-  std::string group;                  // events: of this group only, by name, id or id:ID
-  std::string node;                   // events: of this node only
-  std::string level = "info";         // events: of this importance at least
+  bool follow = false;                // events: new events too
+  std::string since;                  // events: only after this number, or "1h": not older than that
+  std::uint64_t last = 0;             // events: only this many of those remembered; 0: all
+  std::string group;                  // events: only of this group, by name, id or id:ID
+  std::string node;                   // events: only of this node
+  std::string level = "info";         // events: of at least this importance
   double interval_s = 1;              // watch
   std::uint32_t count = 0;            // watch: frames; 0: until interrupted
   std::string target;                 // set, restart: name of the device or group; evict, waits: of the group
@@ -57,8 +57,8 @@ enum class Exit : int {
   kRefused = 1,  // the daemon refused
   kUsage = 2,
   kUnreachable = 3,  // no daemon, no permission, no answer in time
-  kProblems = 4,     // doctor found some, or what health asked for does not serve
-  kUnwritten = 5,    // standard output took not all of the answer
+  kProblems = 4,     // doctor found some, or health's subsystem does not serve
+  kUnwritten = 5,    // the answer could not be written to standard output
 };
 
 struct Failure {

@@ -1,17 +1,24 @@
-// epctl set, reload, evict and restart: what an operator changes.
+// epctl set, reload, evict, restart and drain: the commands with which an operator changes something.
 #include "commands.h"
+#include "format.h"
 #include "proto/shape.h"
-#include "text.h"
+#include "socket.h"
 
 #include <google/protobuf/descriptor.h>
 #include <algorithm>
+#include <chrono>
 #include <map>
 #include <optional>
 #include <ostream>
+#include <string>
 #include <string_view>
+#include <thread>
 #include <vector>
 
 namespace epd::ctl {
+
+// ---- change
+
 namespace {
 
 using google::protobuf::FieldDescriptor;
@@ -31,7 +38,7 @@ struct Setting {
   }
 };
 
-// All settings of the command line. `allowed`: what one looks like.
+// All settings of the command line. `allowed` shows the form of one.
 std::vector<Setting> parse_settings(const Context& context, const std::string& allowed) {
   std::vector<Setting> settings;
   for (const std::string& text : context.arguments.settings) {
@@ -92,8 +99,8 @@ void put(const Setting& setting, Message& request) {
   }
 }
 
-// Sets a device or a group. `look` asks for what there was before, of which `find` knows the one that was
-// set: null if it is not known.
+// Sets a device or a group. `look` asks for the values before. `find` finds in the answer the object that was
+// set, or null.
 template <typename Response, typename List, typename Find>
 Exit set(const Context& context, Message& request, const Message& look, Find find) {
   const std::vector<Setting> settings = parse_settings(context, forms_of(request));
@@ -150,7 +157,7 @@ void check_keys(const std::vector<Setting>& settings, const std::string& section
   }
 }
 
-// `section`: "log." or "limits.". What its options are and allow, the daemon knows.
+// `section` is "log." or "limits.". The daemon knows which options it has and what they allow.
 Exit set_options(const Context& context, const std::string& section, const std::string& allowed) {
   v1::SetOptionsRequest request;
   const std::vector<Setting> settings = parse_settings(context, allowed);
@@ -163,7 +170,7 @@ Exit set_options(const Context& context, const std::string& section, const std::
   }
   check_keys(settings, section, context.connection);
   const auto response = context.connection.call<v1::SetOptionsResponse>(request);
-  const char* heading = response.changes().empty() ? "it was so already\n"
+  const char* heading = response.changes().empty() ? "nothing changed\n"
                         : request.values().empty() ? "unset:\n"
                         : request.unset().empty()  ? "set, until the daemon ends:\n"
                                                    : "set until the daemon ends, or unset:\n";
@@ -247,6 +254,106 @@ Exit run_set_log(const Context& context) {
 
 Exit run_set_limits(const Context& context) {
   return set_options(context, "limits.", "OPTION=VALUE, OPTION=unset");
+}
+
+// ---- drain
+
+namespace {
+
+using std::chrono::milliseconds;
+using std::chrono::steady_clock;
+
+constexpr milliseconds kPoll(100);
+constexpr milliseconds kMargin(10'000);   // beyond the sessions' time
+constexpr milliseconds kMayClose(2'000);  // between the close of a socket and its removal
+
+// Answers of the daemon while it drains. Its state is unknown when it no longer answers in full.
+enum class Seen { kDraining, kGone, kStuck };
+
+Seen look(Connection& connection, const std::string& boot_id, v1::GetStatusResponse& status) {
+  const auto failure = connection.try_call(v1::GetStatusRequest(), status);
+  // Another boot id means a new daemon on the same socket.
+  if (!failure) return status.daemon().boot_id() == boot_id ? Seen::kDraining : Seen::kGone;
+  if (failure->exit == Exit::kRefused) return Seen::kDraining;
+  const bool answers_late = failure->status == "DEADLINE_EXCEEDED" || failure->status == "RESOURCE_EXHAUSTED";
+  return answers_late ? Seen::kStuck : Seen::kGone;
+}
+
+enum class End { kOrderly, kDied, kLate };
+
+// A daemon that ends as it should removes its socket just after it has closed it.
+bool leaves_its_socket(const std::string& path, milliseconds patience) {
+  const auto give_up = steady_clock::now() + patience;
+  while (is_stale(path)) {
+    if (steady_clock::now() >= give_up) return true;
+    std::this_thread::sleep_for(kPoll);
+  }
+  return false;
+}
+
+// How a daemon ended that answers no more.
+End end_of(const std::string& socket, const UniqueFd& process, steady_clock::time_point give_up) {
+  const bool seen = process.valid();
+  if (seen && !wait_for_exit(process, give_up)) return End::kLate;
+  return leaves_its_socket(socket, seen ? milliseconds(0) : kMayClose) ? End::kDied : End::kOrderly;
+}
+
+End wait_for_end(const Context& context, const std::string& boot_id, const UniqueFd& process,
+                 milliseconds time) {
+  const auto give_up = steady_clock::now() + time + kMargin;
+  std::uint64_t told = ~std::uint64_t{0};
+  while (steady_clock::now() < give_up) {
+    v1::GetStatusResponse status;
+    const Seen seen = look(context.connection, boot_id, status);
+    if (seen == Seen::kGone) return end_of(context.arguments.socket, process, give_up);
+    if (seen == Seen::kDraining && status.has_daemon() && status.daemon().sessions() != told) {
+      told = status.daemon().sessions();
+      if (!context.arguments.json && told != 0)
+        context.output.error << "waiting for " << counted(told, "session") << '\n';
+    }
+    std::this_thread::sleep_for(kPoll);
+  }
+  return End::kLate;
+}
+
+}  // namespace
+
+Exit run_drain(const Context& context) {
+  // The status is read first, because an idle daemon may exit before it can answer again.
+  const auto before = context.connection.call<v1::GetStatusResponse>(v1::GetStatusRequest());
+  const UniqueFd process = context.arguments.wait
+                               ? listening_process(context.arguments.socket, before.daemon().pid())
+                               : UniqueFd();
+  v1::DrainRequest request;
+  request.set_timeout_ms(context.arguments.drain_ms);
+  const auto response = context.connection.call<v1::DrainResponse>(request);
+
+  Json document = to_json(response);
+  const v1::DaemonStatus& daemon = response.has_daemon() ? response.daemon() : before.daemon();
+  const milliseconds time(daemon.drain_left_ms());  // none: it leaves already
+  if (!context.arguments.json) {
+    context.output.out << "draining: "
+                       << (daemon.sessions() == 0
+                               ? "no sessions"
+                               : counted(daemon.sessions(), "session") + " may finish within " +
+                                     format_ms(daemon.drain_left_ms()))
+                       << std::endl;
+  }
+  if (!context.arguments.wait) return context.answer(document, "");
+  const auto start = steady_clock::now();
+  const End end = wait_for_end(context, before.daemon().boot_id(), process, time);
+  const auto waited = std::chrono::duration_cast<milliseconds>(steady_clock::now() - start).count();
+  const std::string waited_text = format_ms(static_cast<std::uint64_t>(waited));
+  const std::string name = "the daemon (pid " + std::to_string(before.daemon().pid()) + ")";
+  if (end == End::kDied)
+    throw Failure{Exit::kUnreachable, "DAEMON_LOST",
+                  name + " has died before its end: its socket is left behind; see its log"};
+  if (end == End::kLate)
+    throw Failure{Exit::kRefused, "DEADLINE_EXCEEDED",
+                  name + " still runs after " + waited_text + "; see its log and: epctl sessions"};
+  document["gone"] = true;
+  document["waited_ms"] = waited;
+  return context.answer(document, "the daemon has gone after " + waited_text + "\n");
 }
 
 }  // namespace epd::ctl

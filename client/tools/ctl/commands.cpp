@@ -1,11 +1,10 @@
 #include "commands.h"
 
 #include "common/build_info.h"
+#include "format.h"
 #include "proto/attach.h"
 #include "proto/wire.h"
 #include "render.h"
-#include "table.h"
-#include "text.h"
 
 #include <array>
 #include <cstdio>

@@ -3,9 +3,13 @@
 
 #include "arguments.h"
 #include "connection.h"
-#include "json.h"
+#include "epd/v1/control.pb.h"
+#include "format.h"
 
+#include <google/protobuf/descriptor.h>
 #include <iosfwd>
+#include <string>
+#include <vector>
 
 namespace epd::ctl {
 
@@ -18,13 +22,13 @@ struct Output {
 
 Exit run(const Arguments& arguments, Output& output);
 
-// What a command works with. Commands throw the Failure that ends them.
+// The surroundings of a command. Commands throw the Failure that ends them.
 struct Context {
   const Arguments& arguments;
   Connection& connection;
   Output& output;
 
-  // The whole answer: with --json the document, else the text.
+  // Writes the whole answer: with --json the document, else the text.
   Exit answer(const Json& document, const std::string& text) const;
 };
 
@@ -54,5 +58,20 @@ void write_json_line(Output& output, const Json& document);
 v1::GetVersionResponse own_version();
 
 [[noreturn]] void fail_usage(std::string message);
+
+// The words for the values of a field, in the order of their numbers: those of the schema's enum, as in JSON.
+template <typename Enum>
+std::vector<std::string> words_of() {
+  std::vector<std::string> words;
+  const auto& type = *google::protobuf::GetEnumDescriptor<Enum>();
+  for (int i = 1; i < type.value_count(); ++i) words.push_back(enum_word(type, type.value(i)->number()));
+  return words;
+}
+// PAYLOAD, or PAYLOAD:SCALE_FORMAT unless the format is float32.
+std::vector<std::string> row_format_words();
+std::vector<std::string> region_words();
+
+// The index of a word, which must be one of them.
+std::uint32_t number_of(const std::vector<std::string>& words, const std::string& word);
 
 }  // namespace epd::ctl

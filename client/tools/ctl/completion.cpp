@@ -1,4 +1,4 @@
-#include "completion.h"
+#include "grammar.h"
 
 #include <algorithm>
 

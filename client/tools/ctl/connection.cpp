@@ -21,7 +21,7 @@ using google::protobuf::Message;
 using std::chrono::milliseconds;
 using Deadline = std::chrono::system_clock::time_point;  // as gRPC has them
 
-// Who may connect, and what they may do then.
+// The options that let other users connect, and let them change the daemon.
 constexpr const char* kControlKeys =
     "daemon.control_socket_group with daemon.control_socket_mode = \"0660\", and access.operate";
 constexpr int kMaxResponseBytes = 256 << 20;
@@ -61,7 +61,7 @@ Failure explain_connect(const std::string& path, int error) {
   return unreachable("UNAVAILABLE", "can't connect to " + path + ": " + std::strerror(error));
 }
 
-// As a URI has a path.
+// Encodes a path for a URI.
 std::string encoded(const std::string& path) {
   static constexpr char kHex[] = "0123456789ABCDEF";
   std::string out;

@@ -1,4 +1,4 @@
-// Calls to one daemon. The only files that see gRPC.
+// Calls to one daemon. Only connection.cpp sees gRPC.
 #pragma once
 
 #include "arguments.h"
@@ -19,21 +19,22 @@ class Connection {
   Connection(const Connection&) = delete;
   Connection& operator=(const Connection&) = delete;
 
-  // Makes the call that takes such a request: of epd.v1.Control, or of grpc.health.v1.Health. No value: it
-  // went well. Each call ends within the timeout.
+  // Makes the call of epd.v1.Control or grpc.health.v1.Health that takes such a request. Returns no value on
+  // success. Each call ends within the timeout.
   std::optional<Failure> try_call(const google::protobuf::Message& request,
                                   google::protobuf::Message& response);
-  // The same; throws the Failure.
+  // Like try_call, but throws the Failure.
   template <typename Response>
   Response call(const google::protobuf::Message& request) {
     Response response;
     if (auto failure = try_call(request, response)) throw std::move(*failure);
     return response;
   }
-  // What grpc.health.v1 says of a service. Throws the Failure; of an unknown service it has status NOT_FOUND.
+  // Asks grpc.health.v1 whether a service serves. Throws the Failure; for an unknown service its status is
+  // NOT_FOUND.
   bool is_serving(const std::string& service);
-  // Until the daemon ends the stream; with `follow` there is no timeout. `each` returns false to end it.
-  // Throws the Failure.
+  // Reads events until the daemon ends the stream; with `follow` there is no timeout. `each` returns false to
+  // end it. Throws the Failure.
   void watch(const v1::WatchEventsRequest& request,
              const std::function<bool(const v1::WatchEventsResponse&)>& each);
 

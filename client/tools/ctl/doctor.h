@@ -18,7 +18,7 @@ namespace epd::ctl {
 inline constexpr std::uint64_t kUnlimited = ~std::uint64_t{0};
 
 struct HostFacts {
-  unsigned cores = 0;            // that this process may run on
+  unsigned cores = 0;            // on which this process may run
   double cpu_quota = 0;          // cores' worth of time that the control group grants; 0: no limit
   std::uint64_t open_files = 0;  // soft limit of this process
   std::uint64_t open_files_hard = 0;
@@ -39,11 +39,11 @@ struct DaemonFacts {
   v1::GetStatusResponse status;
   std::string attach_path;  // empty: not known
   SocketFile attach_file;
-  // Of the daemon process, soft; no value where /proc does not tell.
+  // Soft limit of the daemon process; no value if /proc does not tell.
   std::optional<std::uint64_t> open_files;
 };
 
-// Of one host:port that the cluster's configuration or a node names.
+// Facts about one host:port that the cluster's configuration or a node names.
 struct PortFacts {
   std::string what;     // "coordinator", "node node-b"
   std::string address;  // "node-b:7410"
@@ -78,22 +78,22 @@ inline Check fail(std::string name, std::string text, std::string advice) {
 }
 
 HostFacts probe_host();
-// Soft limit of open files of a process named epd; no value if there is none such.
+// Soft limit of open files of the process `pid`; no value unless it is named epd.
 std::optional<std::uint64_t> open_files_of(std::int32_t pid);
 
 std::vector<Check> judge_daemon(const DaemonFacts& daemon, const v1::GetVersionResponse& own);
 std::vector<Check> judge_devices(const v1::GetStatusResponse& status);
-// Whether host devices are served because no GPU was found. Empty if not.
+// Warns if host devices are served because no GPU was found; else empty.
 std::vector<Check> judge_choice(const v1::GetConfigResponse& config, const DaemonFacts& daemon);
-// Empty if the daemon serves none.
+// Empty if the daemon serves no GPU.
 std::vector<Check> judge_gpus(const v1::GetStatusResponse& status);
 // Looks whether the coordinator and the nodes can be reached from here; each for a second at most.
 std::vector<PortFacts> probe_ports(const v1::ListNodesResponse& nodes);
 std::set<std::string> probe_interfaces();
 std::vector<Check> judge_cluster(const ClusterFacts& cluster);
-// What the engines say of the network between nodes.
+// Judges the network between nodes by the engines' reports.
 std::vector<Check> judge_network(const ClusterFacts& cluster);
-// Groups whose calls name memory that the engines don't reach. Empty if there are none.
+// Warns of groups whose calls name memory that the engines don't reach; else empty.
 std::vector<Check> judge_rows(const v1::ListGroupsResponse& groups);
 // `status` is empty if no daemon answers.
 std::vector<Check> judge_host(const HostFacts& host, const v1::GetStatusResponse& status);

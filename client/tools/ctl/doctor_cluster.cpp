@@ -1,7 +1,6 @@
 // epctl doctor: the cluster, and the network between nodes as the engines see it.
 #include "doctor.h"
-#include "json.h"
-#include "text.h"
+#include "format.h"
 
 #include <sstream>
 
@@ -14,12 +13,12 @@ constexpr std::int64_t kSoonDays = 30;
 Check judge_certificate(const v1::CertificateStatus& certificate) {
   const std::string name = "certificate";
   if (!certificate.error().empty()) {
-    return fail(
-        name, certificate.error() + "; the daemon uses the files that were good last",
-        "put good files there, they are read again by themselves; without them epd does not start again");
+    return fail(name, certificate.error() + "; the daemon uses the last valid files",
+                "put valid files there: they are read again by themselves, and without them epd does not "
+                "start again");
   }
   std::string names;
-  for (const std::string& one : certificate.names()) names += (names.empty() ? "" : ", ") + one;
+  for (const std::string& one : certificate.names()) append(names, one);
   const std::int64_t days = certificate.seconds_left() / kDaySeconds;
   const std::string text =
       certificate.file() + " names " + names + "; it expires in " + std::to_string(days) + " days";
@@ -38,7 +37,7 @@ Check judge_port(const PortFacts& port) {
               "see whether epd runs there, cluster.listen and cluster.advertise, and the firewall");
 }
 
-// What to do if this node can't attach to the coordinator, by what gRPC and TLS say.
+// Advice when this node can't attach to the coordinator, chosen by the messages of gRPC and TLS.
 const char* advice_of_detached(const std::string& problem) {
   if (problem.find("certificate verify failed") != std::string::npos)
     return "put the CA of the coordinator's certificate into cluster.tls_ca here; it may have expired, too";
@@ -63,7 +62,7 @@ Check judge_place(const v1::ClusterStatus& cluster) {
   return ok("cluster", text);
 }
 
-// What to do about a lost node. At its address there may be the same daemon with another name.
+// Advice about a lost node. The same daemon may be at its address with another name.
 std::string advice_of_lost(const v1::Node& lost, const v1::ListNodesResponse& nodes) {
   for (const v1::Node& node : nodes.nodes()) {
     if (node.state() != v1::NODE_STATE_LOST && node.address() == lost.address())
@@ -106,7 +105,7 @@ Check judge_engine(const v1::NetworkEngine& engine, const std::set<std::string>&
   const std::string text = engine.carrier() + " of " + engine.library() + ", by " + engine.interfaces();
   std::string missing;
   for (const std::string& one : names_of(engine.interfaces())) {
-    if (one != "all" && !interfaces.contains(one)) missing += (missing.empty() ? "" : ", ") + one;
+    if (one != "all" && !interfaces.contains(one)) append(missing, one);
   }
   if (missing.empty()) return ok(name, text);
   return warn(name, text + "; this machine has no " + missing,

@@ -1,7 +1,6 @@
-// What is good, doubtful and bad, and what to do about it.
+// epctl doctor's rules for the daemon and this host: what is good, doubtful or bad, and what to do about it.
 #include "doctor.h"
-#include "json.h"
-#include "text.h"
+#include "format.h"
 
 #include <array>
 #include <cstdio>
@@ -41,7 +40,8 @@ Check judge_socket(const std::string& name, const std::string& path, const Socke
   return ok(name, path + " (" + owner_and_mode(file) + ")");
 }
 
-// A daemon that answers is not to be started.
+// The socket that clients attach to. The advice differs when the daemon answers, because then it need not be
+// started.
 Check judge_attach_socket(const DaemonFacts& daemon) {
   const std::string name = "attach_socket";
   const std::string& problem = daemon.status.daemon().socket_problem();
@@ -319,7 +319,7 @@ std::vector<Check> judge_gpus(const v1::GetStatusResponse& status) {
   return checks;
 }
 
-// ---- rows of calls that are copied, though the engines could reach them where they lie
+// ---- rows that are copied although the engines could reach the memory that the call names
 
 namespace {
 
@@ -336,7 +336,8 @@ std::string_view remedy(std::string_view where) {
   return "see epd_memory_t in epd.h: recv_rows of blocks, and graphs under a handle of another graph";
 }
 
-// The reason with most copies; null: too few to matter. The first calls are copied everywhere.
+// The most frequent reason for copies; null when there are too few to matter. Every group copies the rows of
+// its first calls.
 const v1::RowCount* worst_of(const v1::GroupMember& member) {
   std::uint64_t all = 0;
   const v1::RowCount* worst = nullptr;

@@ -1,10 +1,8 @@
 #include "grammar.h"
 
-#include "help.h"
-#include "json.h"
+#include "commands.h"
+#include "format.h"
 #include "proto/shape_rules.h"
-#include "size.h"
-#include "text.h"
 
 #include <sys/un.h>
 #include <algorithm>
@@ -22,7 +20,7 @@ CLI::Validator whole(std::uint64_t least, std::uint64_t most) {
   return CLI::Validator([=](std::string& text) { return refuse_whole(text, least, most); }, "");
 }
 
-// Whether the number is allowed, check_shape judges.
+// Takes any 32-bit number: check_shape decides which are allowed.
 CLI::Validator field_of_shape(const char* name) {
   const std::string allowed = abi::allowed_values(abi::shape_field(name));
   return CLI::Validator([allowed](std::string& text) { return refuse_whole(text, allowed); }, "");
@@ -47,7 +45,7 @@ std::string refuse_since(const std::string& text) {
   return "\"" + ascii(text) + "\" is refused; allowed: the number of an event, or 90s, 5m, 1h, 2d";
 }
 
-// Only such text fits into a message.
+// Messages can carry only UTF-8.
 CLI::Validator utf8() {
   return CLI::Validator(
       [](std::string& text) {
@@ -95,7 +93,7 @@ CLI::App* add_command(CLI::App& app, Arguments& arguments, const char* name) {
   return sub;
 }
 
-// Text of a message. `type`: what completion offers for it.
+// An option that becomes text in a message. `type` tells completion what to offer.
 template <typename Value>
 CLI::Option* add_text(CLI::App* command, const char* name, Value& value, const char* what, const char* type) {
   return command->add_option(name, value, what)->type_name(type)->check(utf8());
@@ -145,11 +143,10 @@ void add_views(CLI::App& app, Arguments& arguments) {
       ->type_name("SECONDS")
       ->check(seconds(kMinIntervalS, kMaxIntervalS, "0.05..3600 seconds"))
       ->capture_default_str();
-  add_number(watch, "--count", arguments.count, "End after so many looks; default: until interrupted", 1,
-             UINT32_MAX);
+  add_number(watch, "--count", arguments.count, "Number of looks; default: until interrupted", 1, UINT32_MAX);
   CLI::App* events = add_command(app, arguments, "events");
-  events->add_flag("--follow", arguments.follow, "Go on with what happens from now on");
-  events->add_option("--level", arguments.level, "Only events that are at least so important")
+  events->add_flag("--follow", arguments.follow, "Go on with new events");
+  events->add_option("--level", arguments.level, "Only events of at least this importance")
       ->check(CLI::IsMember({"info", "warning", "error"}))
       ->capture_default_str();
   events->add_option("--since", arguments.since, "Only events after number N, or of the last 90s, 5m, 1h, 2d")
@@ -203,7 +200,7 @@ void add_restart(CLI::App& app, Arguments& arguments) {
   add_text(device, "NAME", arguments.target, "As epctl devices prints it", "DEVICE")->required();
 }
 
-// Ranges are judged by the rules that the daemon has, see run_size.
+// run_size checks the ranges, with the daemon's rules.
 void add_size(CLI::App& app, Arguments& arguments) {
   abi::GroupShape& shape = arguments.size.shape;
   shape.depth = abi::kDefaultDepth;
@@ -231,28 +228,28 @@ void add_size(CLI::App& app, Arguments& arguments) {
   number("--tokens", "max_tokens", shape.max_tokens, "max_tokens, of a rank in one operation")->required();
   number("--topk", "topk", shape.topk, "Choices of a token")->required();
   number("--depth", "depth", shape.depth, "Buffer slots")->capture_default_str();
-  word("--payload", shape.payload, words_of<v1::Payload>(), "What rows are");
-  word("--layout", shape.layout, words_of<v1::Layout>(), "How received rows lie");
-  word("--index-type", shape.index_type, words_of<v1::IndexType>(), "Of topk_idx");
-  word("--scale-format", shape.scale_format, words_of<v1::ScaleFormat>(), "Of FP8 rows");
+  word("--payload", shape.payload, words_of<v1::Payload>(), "Format of rows");
+  word("--layout", shape.layout, words_of<v1::Layout>(), "Layout of received rows");
+  word("--index-type", shape.index_type, words_of<v1::IndexType>(), "Type of topk_idx");
+  word("--scale-format", shape.scale_format, words_of<v1::ScaleFormat>(), "Format of the scales of FP8 rows");
   word("--scale-layout", shape.scale_layout, words_of<v1::ScaleLayout>(),
-       "Where scales of received rows lie");
+       "Layout of the scales of received rows");
   list("--more-formats", arguments.size.more_formats, row_format_words(),
        "Row formats that dispatches may choose in place of the first, separated by commas");
   number("--expert-alignment", "expert_alignment", shape.expert_alignment, "Rows")->capture_default_str();
-  number("--opaque-bytes", "opaque_bytes", shape.opaque_bytes, "Of a row, with payload opaque");
+  number("--opaque-bytes", "opaque_bytes", shape.opaque_bytes, "Bytes of a row, with payload opaque");
   number("--biases", "num_biases", shape.num_biases, "Bias regions of combine");
   number("--handles", "num_handles", shape.num_handles, "Routings that dispatches may keep");
   number("--max-recv-rows", "max_recv_rows", shape.max_recv_rows,
          "Rows of recv_x and y; default: the worst case");
   list("--bound", arguments.size.bound, region_words(),
-       "Regions in memory of the client's, separated by commas");
-  size->add_option("--device-kind", arguments.size.device_kind, "Of the devices")
+       "Regions in the client's own memory, separated by commas");
+  size->add_option("--device-kind", arguments.size.device_kind, "Kind of the devices")
       ->check(CLI::IsMember({"host", "cuda"}))
       ->capture_default_str();
 }
 
-// The words that CLI11 takes for the value of a flag; one that it does not take asks for JSON too.
+// Whether CLI11 takes the value of a flag for "yes". A value that it refuses asks for JSON too.
 bool is_yes(const std::string& value) {
   try {
     return CLI::detail::to_flag_value(value) > 0;
@@ -274,7 +271,7 @@ std::string names_of_commands(const CLI::App& app) {
   return names;
 }
 
-// What may stand behind a command: "GROUP, --json".
+// The words that may follow a command: "GROUP, --json".
 std::string words_behind(const CLI::App& command) {
   std::string words;
   for (const CLI::App* at = &command; at != nullptr; at = at->get_parent()) {
@@ -326,7 +323,7 @@ void build_grammar(CLI::App& app, Arguments& arguments) {
   doctor->add_flag("--strict", arguments.strict, "Warnings are problems too (exit code 4)");
   add_command(app, arguments, "version");
   CLI::App* completion = add_command(app, arguments, "completion");
-  completion->add_option("SHELL", arguments.shell, "Whose script to print")
+  completion->add_option("SHELL", arguments.shell, "The shell whose script is printed")
       ->required()
       ->check(CLI::IsMember({"bash", "zsh", "fish"}));
 }

@@ -1,7 +1,6 @@
 // epctl: the process. The command line's grammar is in grammar.cpp.
 #include "commands.h"
 #include "common/build_info.h"
-#include "completion.h"
 #include "grammar.h"
 
 #include <fcntl.h>
@@ -64,7 +63,8 @@ std::vector<std::string> list_names(const std::string& kind, const std::string& 
   return names;
 }
 
-// epctl complete -- WORDS...: what the scripts of `epctl completion` ask. The words are no command line yet.
+// Answers `epctl complete -- WORDS...`, which the scripts of `epctl completion` call. The words are no
+// command line yet.
 Exit answer_completion(const CLI::App& app, int argc, char** argv, Output& output) {
   std::vector<std::string> words(argv + 2, argv + argc);
   if (!words.empty() && words.front() == "--") words.erase(words.begin());
@@ -74,19 +74,19 @@ Exit answer_completion(const CLI::App& app, int argc, char** argv, Output& outpu
   return Exit::kOk;
 }
 
-// What a descriptor for a standard stream that is closed would otherwise become: a socket to the daemon, into
-// which the answer is written. These can be opened, and neither read nor written.
+// A closed standard stream's descriptor would be given to the next file that is opened: to the socket to the
+// daemon, into which the answer would then be written. These can be opened, and neither read nor written.
 void fill_standard_streams() {
   for (const int fd : {STDIN_FILENO, STDOUT_FILENO, STDERR_FILENO}) {
     if (::fcntl(fd, F_GETFD) < 0) (void)::open("/dev/null", fd == STDIN_FILENO ? O_WRONLY : O_RDONLY);
   }
 }
 
-// Standard output that remembers why it took not all: a stream forgets the errno. Output after a failure is
+// Standard output that remembers the errno of its failure, which a stream forgets. Output after a failure is
 // dropped.
 class StandardOutput : public std::stringbuf {
  public:
-  // Of the first write that failed; 0 if none has.
+  // The errno of the first write that failed; 0 if none has.
   int error() const { return error_; }
   int sync() override {
     const std::string text = str();
@@ -112,7 +112,7 @@ void write_text(const Arguments& arguments, Output& output, const std::string& t
   }
 }
 
-// Of --help and --version too, which CLI11 calls errors.
+// Answers errors of the command line, and --help and --version, which CLI11 calls errors too.
 Exit answer(const CLI::App& app, const CLI::ParseError& error, const Arguments& arguments, Output& output) {
   std::ostringstream text;
   std::ostringstream complaint;
@@ -161,7 +161,7 @@ int main(int argc, char** argv) {
   out.flush();
   std::cerr.tie(nullptr);
   if (standard.error() == 0) return static_cast<int>(exit);
-  std::cerr << "epctl: standard output took not all of the answer: " << std::strerror(standard.error())
-            << '\n';
+  std::cerr << "epctl: could not write the whole answer to standard output: "
+            << std::strerror(standard.error()) << '\n';
   return static_cast<int>(exit == Exit::kOk ? Exit::kUnwritten : exit);
 }

@@ -1,9 +1,7 @@
 #include "render.h"
 
-#include "json.h"
+#include "format.h"
 #include "socket.h"
-#include "table.h"
-#include "text.h"
 
 #include <ctime>
 
@@ -72,7 +70,7 @@ std::string gpu_table(const google::protobuf::RepeatedPtrField<v1::Device>& devi
   return table.empty() ? "" : "\n" + table.text();
 }
 
-// A line of what epctl status says: nothing if there is no value.
+// A line of epctl status; "" if there is no value.
 std::string fact(std::string name, const std::string& value) {
   if (value.empty()) return "";
   name.resize(16, ' ');
@@ -92,7 +90,7 @@ std::string without_coordinator(const v1::ClusterStatus& cluster) {
 
 constexpr const char* kInsecure = "plain text between daemons, and nobody is authenticated";
 
-// What the daemon's place in its cluster is.
+// The lines of epctl status about the daemon's place in its cluster.
 std::string cluster_lines(const v1::ClusterStatus& cluster) {
   std::string counts;
   for (const auto& [count, state] : {std::pair(cluster.nodes_up(), "up"),
@@ -146,7 +144,7 @@ std::string copies_of(const v1::GroupMember& member) {
   return "copied " + std::to_string(copied) + " of " + std::to_string(all) + " (" + reasons + ")";
 }
 
-// What lies in memory of the client's own.
+// Says which regions lie in the client's own memory.
 std::string memory_of(const v1::GroupMember& member) {
   std::string text;
   for (const std::string& region : member.bound_regions())

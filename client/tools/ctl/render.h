@@ -1,4 +1,4 @@
-// Answers of the daemon as text for people. Ends with a newline, no colours.
+// Answers of the daemon as text for people, without colours. Each text ends with a newline.
 #pragma once
 
 #include <cstdint>
@@ -17,7 +17,7 @@ std::string render(const v1::ListGroupsResponse& groups, bool members);
 std::string render(const v1::ListOperationsResponse& operations);
 std::string render(const v1::GetConfigResponse& config);
 std::string render(const v1::GetOperationResponse& detail);
-// `names`: of groups, by id.
+// `names` has the groups' names by id.
 std::string render(const v1::GetStatisticsResponse& statistics, bool ranks,
                    const std::map<std::uint64_t, std::string>& names);
 std::string render(const v1::GetWaitsResponse& waits);

@@ -1,8 +1,6 @@
 // Text of one operation, of statistics, waits, the network and one event.
-#include "json.h"
+#include "format.h"
 #include "render.h"
-#include "table.h"
-#include "text.h"
 
 #include <algorithm>
 #include <array>
@@ -63,7 +61,7 @@ Table statistics_table(const Owners& owners, FieldColumns<typename Owners::value
   return table_of(owners, columns);
 }
 
-// As in the log: what stands in the value ends neither it nor the field.
+// Quotes a value as the log does, so that its text ends neither the value nor the field.
 std::string quoted(const std::string& text) {
   std::string result = "\"";
   for (const char c : text) {
@@ -81,8 +79,8 @@ std::string carrier(const v1::FarEngine& far) {
   return far.carrier() + (far.carrier() == far.far_carrier() ? "" : " / " + far.far_carrier());
 }
 
-std::string amount(std::uint64_t number, const std::string& of) {
-  return number == 0 ? "" : std::to_string(number) + ", " + of;
+std::string amount(std::uint64_t number, const std::string& details) {
+  return number == 0 ? "" : std::to_string(number) + ", " + details;
 }
 
 std::string sent(const v1::FarEngine& far) {
@@ -146,7 +144,7 @@ std::string time_of(std::uint64_t us) {
   return us == 0 ? "" : format_us(us);
 }
 
-// What a rank elsewhere has counted itself is not known here.
+// A count that only the rank's own node knows; "" for a rank on another node.
 std::string own(const v1::RankWaits& rank, std::uint64_t count) {
   return rank.device().empty() ? "" : std::to_string(count);
 }
@@ -220,7 +218,7 @@ std::string render(const v1::GetOperationResponse& detail) {
   text += "\n";
   if (!op.far_wait().empty()) text += "  far        waits for " + printable(op.far_wait()) + "\n";
   for (const v1::Wait& wait : detail.waits()) {
-    // The last one is the reason, mostly, and is not said twice.
+    // The last wait is usually the reason, which is not said twice.
     if (detail.text().find(wait.text()) == std::string::npos)
       text += "  waits for  " + printable(wait.text()) + "\n";
   }

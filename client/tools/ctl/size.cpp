@@ -1,11 +1,9 @@
-#include "size.h"
-
 #include "commands.h"
+
+#include "format.h"
 #include "proto/binding_rules.h"
 #include "proto/group_bytes.h"
 #include "proto/shape_rules.h"
-#include "table.h"
-#include "text.h"
 
 #include <algorithm>
 #include <cstddef>

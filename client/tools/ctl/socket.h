@@ -1,4 +1,4 @@
-// What can be found out about a unix socket and about who listens there, without a call.
+// Facts about a unix socket, and about the process that listens there, which can be found without a call.
 #pragma once
 
 #include "common/fd.h"
@@ -28,27 +28,27 @@ struct SocketFile {
 
 SocketFile look_at_socket(const std::string& path);
 
-// Whether somebody takes a connection just now.
+// The result of a try to connect.
 struct Knock {
   int error = 0;       // an errno; EAGAIN: the listener's queue is full
   pid_t listener = 0;  // 0: not seen from here
 };
 Knock knock(const std::string& path);
-// Whether a daemon has left it behind. Makes no connection to the attach socket.
+// Whether a daemon has left the socket behind. Makes no connection to the attach socket.
 bool is_stale(const std::string& path);
 
 std::string user_name(std::uint32_t uid);  // its number if it has none
 // "root:epd 0660"
 std::string owner_and_mode(const SocketFile& file);
-// What a person without permission can do: "join group epd, or use sudo". Nobody is told to join group root.
+// Advice for a person without permission: "join group epd, or use sudo". Nobody is told to join group root.
 std::string how_to_get_in(const SocketFile& file, const std::string& keys);
 
 // Whether a process is stopped by a signal or a debugger.
 bool is_stopped(pid_t pid);
-// The process that listens at `path`, as a pidfd. `own_pid` is the number that it tells as its own, which may
-// be of another namespace. None: it is another process, or not seen from here.
+// The process that listens at `path`, as a pidfd. `own_pid` is the process's number in its own namespace, as
+// it tells it. Invalid if another process listens, or if it can't be seen from here.
 UniqueFd listening_process(const std::string& path, std::int32_t own_pid);
-// Whether the process of a pidfd ends until the deadline.
+// Waits until the process of a pidfd has ended. Returns false at the deadline.
 bool wait_for_exit(const UniqueFd& process, std::chrono::steady_clock::time_point deadline);
 
 }  // namespace epd::ctl

@@ -2,7 +2,7 @@
 #pragma once
 
 #include "common/signal.h"
-#include "json.h"
+#include "format.h"
 
 #include <fcntl.h>
 #include <gtest/gtest.h>

@@ -156,12 +156,13 @@ TEST_F(CtlTest, AnAnswerThatCannotBeWrittenIsAFailure) {
         "--version"}) {
     const Finished full = epctl_into(">/dev/full", control_, arguments);
     EXPECT_EQ(full.exit_code, 5) << arguments << full.err;
-    EXPECT_TRUE(full.complains("standard output took not all of the answer: No space left on device"))
+    EXPECT_TRUE(
+        full.complains("could not write the whole answer to standard output: No space left on device"))
         << arguments << full.err;
   }
   const Finished refused = epctl_into(">/dev/full", control_, "--json frobnicate");
   EXPECT_EQ(refused.exit_code, 2) << "what went wrong first";
-  EXPECT_TRUE(refused.complains("standard output took not all")) << refused.err;
+  EXPECT_TRUE(refused.complains("could not write the whole answer")) << refused.err;
 }
 
 // The descriptor would be the socket's to the daemon, and the answer would go there.

@@ -1,10 +1,8 @@
 // The parts that epctl is made of: doctor's rules, units, tables, JSON.
 #include "doctor.h"
-#include "json.h"
+#include "format.h"
 #include "render.h"
 #include "socket.h"
-#include "table.h"
-#include "text.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
