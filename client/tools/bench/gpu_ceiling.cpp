@@ -1,4 +1,4 @@
-#include "gpu_ceiling.h"
+#include "operation_report.h"
 
 #include "bench/kernel_arguments.h"
 #include "gpu_driver.h"
@@ -29,7 +29,7 @@ constexpr std::uint32_t kWarmup = 3;
 constexpr std::uint32_t kRounds = 15;
 constexpr std::size_t kGateBytes = gpu_test::kMaxProbeTargets * sizeof(std::uint64_t);
 
-// Of cuda.h.
+// Values from cuda.h.
 constexpr int kPeerAccessAlreadyEnabled = 704;
 constexpr int kMaxDynamicShared = 8;
 constexpr unsigned kHostPortableMapped = 3;
@@ -52,7 +52,7 @@ class Probe {
     *opened_ = 0;
   }
 
-  // Of the first `gpus`, with about `bytes` to all others together. By `ctas`.
+  // The rate of the first `gpus` GPUs when each sends about `bytes` to all others together, with `ctas` CTAs.
   double push(std::uint32_t gpus, std::uint64_t bytes, std::uint32_t ctas) {
     return rate(gpus, bytes, [&](std::uint32_t i, std::uint32_t rows) {
       ProbeTargets targets = peers(i, gpus, rows);
@@ -202,7 +202,7 @@ struct WireBytes {
   std::uint64_t pull = 0;
 };
 
-// Of the busiest rank in the first iteration.
+// The bytes of the busiest rank in the first iteration.
 WireBytes wire_bytes(const RunPlan& plan) {
   const kit::RoutingSource source(plan.routing_spec());
   std::uint64_t rows = 0;

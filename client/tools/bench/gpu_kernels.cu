@@ -18,7 +18,7 @@ struct GemmTiles {
   __nv_bfloat16 b[kGemmDepth][kGemmTile + 8];
 };
 
-// Of 16 bytes each, by all threads.
+// All threads load, 16 bytes each.
 __device__ inline void load_tiles(GemmTiles& to, const __nv_bfloat16* a, const __nv_bfloat16* b,
                                   std::uint32_t n, std::uint32_t k) {
   for (std::uint32_t i = threadIdx.x; i < kGemmTile * kGemmDepth / 8; i += kGemmThreads) {

@@ -1,4 +1,4 @@
-// What epbench's kernels and their host code agree on.
+// Constants and arguments that epbench's kernels share with their host code.
 #pragma once
 
 #include <cstdint>
@@ -6,7 +6,8 @@
 namespace epd::gpu_test {
 
 // The start barrier, at which streams wait for each other.
-// Of each device, or the same for all: [devices], how often each device has come to the start barrier.
+// One counter for each device, or one for all: [devices], how often each device has come to the start
+// barrier.
 inline constexpr std::uint32_t kMaxBarrierDevices = 32;
 inline constexpr std::uint32_t kBarrierThreads = 32;
 inline constexpr std::uint64_t kGateNs = 20'000'000'000;  // then it gives up: streams go on, each by itself

@@ -1,12 +1,12 @@
-#include "layer_bench.h"
+#include "benchmarks.h"
 
 #include "bench/kernel_arguments.h"
-#include "coordinator.h"
 #include "kit/error.h"
 #include "kit/team.h"
 #include "layer.h"
+#include "rank_device.h"
 #include "samples.h"
-#include "start_barrier.h"
+#include "worker.h"
 
 #include <algorithm>
 #include <vector>
@@ -124,7 +124,7 @@ Json measure_layer(const RunPlan& plan, const std::string& program) {
               {"moving_us", summary_json(moving)},
               {"alone_us", summary_json(alone)},
               {"over_alone", ratio(layer.p50, alone.p50)},
-              // What the layer costs beyond computing, over the operations' own time.
+              // The cost of the layer beyond computing, over the operations' own time.
               {"added_over_moving", ratio(layer.p50 - alone.p50, moving.p50)},
               {"gemm", samples->gemm.data()},
               {"gpu", samples->gpu.data()},

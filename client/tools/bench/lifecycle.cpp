@@ -1,4 +1,4 @@
-#include "lifecycle.h"
+#include "benchmarks.h"
 
 #include "common/signal.h"
 #include "kit/error.h"

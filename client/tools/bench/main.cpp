@@ -1,13 +1,12 @@
 // epbench: see README.md and --help.
-#include "coordinator.h"
+#include "benchmarks.h"
 #include "gpu_driver.h"
 #include "kit/error.h"
 #include "kit/session.h"
-#include "layer_bench.h"
-#include "lifecycle.h"
 #include "operation_report.h"
 #include "options.h"
-#include "suite.h"
+#include "plan.h"
+#include "worker.h"
 
 #include <algorithm>
 #include <cstdio>

@@ -133,7 +133,7 @@ void add_stream(Json& report, const RunPlan& plan, const Samples& samples, const
                  {"less_events_ahead_p50_us", ahead.p50 - events_ahead.p50}});
 }
 
-// What moved on GPUs. net: less the p50 of the no-op that was timed alike.
+// Adds the rates on GPUs. "net" figures leave out the p50 of the no-op that was timed alike.
 void add_net(Json& report, const RunPlan& plan, const Samples& samples, const OperationSamples& measured,
              const GpuCeiling& ceiling) {
   const bool dispatch = report.at("op") == "dispatch";
@@ -212,7 +212,7 @@ std::string text_field(const Json& report, const char* field) {
   return report.at(field).get<std::string>();
 }
 
-// What all reports have in common.
+// The text about the conditions that all reports have in common.
 std::string conditions(const Json& report) {
   std::string text = format("H=%u E=%u K=%u, %u iterations, routing fresh in each, %s; %s.\n",
                             report.at("hidden").get<unsigned>(), report.at("experts").get<unsigned>(),

@@ -1,10 +1,10 @@
 #include "options.h"
 
+#include "benchmarks.h"
 #include "kit/error.h"
 #include "kit/nodes.h"
 #include "kit/options.h"
 #include "layer.h"
-#include "layer_bench.h"
 #include "proto/shape_rules.h"
 
 #include <utility>
@@ -62,7 +62,7 @@ void add_check_option(CLI::App& app, RunPlan& run) {
            "Iterations compared with the reference: all, some (first, last, about four more), one, none");
 }
 
-// What runs of every kind have: rows, routing, checks.
+// Options that runs of every kind have: rows, routing, checks.
 void add_shape_options(CLI::App& app, RunPlan& run) {
   add_field(app, "--hidden", run.hidden, "hidden", "Values per token, a multiple of 8");
   add_field(app, "--experts", run.experts, "num_experts", "Experts of the group, a multiple of the ranks");
@@ -71,7 +71,7 @@ void add_shape_options(CLI::App& app, RunPlan& run) {
              "SMs (host: threads) of each device to use (0: the device's default)");
   app.add_option("--routing", run.routing, "uniform, zipf, group-limited, one-expert, or a routing file")
       ->capture_default_str();
-  add_number(app, "--seed", run.seed, 0, UINT64_MAX, "Of routing and data");
+  add_number(app, "--seed", run.seed, 0, UINT64_MAX, "Seed of routing and data");
   add_check_option(app, run);
 }
 
@@ -114,11 +114,11 @@ void add_mode_options(CLI::App& app, RunPlan& run) {
   add_word(app, "--layout", run.layout, kLayouts, "Layout of received rows: compact, packed or expert");
   add_word(app, "--payload", run.payload, kPayloads,
            "What dispatch sends: bf16, fp8 (cast by the engine), fp8-given (with its scales) or opaque");
-  add_word(app, "--scales", run.scales, kScales, "Of FP8: float32, pow2 or ue8m0");
+  add_word(app, "--scales", run.scales, kScales, "Scales of FP8: float32, pow2 or ue8m0");
   add_word(app, "--scale-layout", run.scale_layout, kScaleLayouts,
-           "Of received FP8 rows: row_major or column_major");
+           "Layout of the scales of received FP8 rows: row_major or column_major");
   add_field(app, "--opaque-bytes", run.opaque_bytes, "opaque_bytes",
-            "Of a row of payload opaque, a multiple of 16");
+            "Bytes of a row of payload opaque, a multiple of 16");
   add_field(
       app, "--alignment", run.alignment, "expert_alignment",
       "Layout packed: rows that each expert's first row is aligned to; compact: that counts are rounded "
@@ -129,7 +129,7 @@ void add_mode_options(CLI::App& app, RunPlan& run) {
   add_field(app, "--sum-ranks", run.sum_ranks, "sum_ranks",
             "Ranks of a sum domain, which combine adds up and rounds (0: the daemon's choice)");
   add_number(app, "--priority", run.priority, abi::kMinPriority, abi::kMaxPriority,
-             "Of the operations on their devices, -8 .. 7");
+             "Priority of the operations on their devices, -8 .. 7");
   app.add_flag("--cached", run.cached, "dispatch uses the routing of another one just before it");
   app.add_flag("--weighted", run.weighted, "combine weighs rows by the top-k weights");
   app.add_flag("--return-weights", run.return_weights, "combine brings the rows' weights back");
@@ -185,7 +185,7 @@ void add_layer_options(CLI::App& app, Options& options) {
   add_number(app, "--sms", run.sms, 0, kMaxSms, "SMs of each device (0: the tool's default)");
   add_linger_option(app, run);
   add_number(app, "--iters", run.iterations, 1, kMaxIterations, "Measured iterations");
-  add_number(app, "--seed", run.seed, 0, UINT64_MAX, "Of routing and data");
+  add_number(app, "--seed", run.seed, 0, UINT64_MAX, "Seed of routing and data");
   add_check_option(app, run);
 }
 
@@ -224,7 +224,7 @@ bool parse_options(int argc, char** argv, Options& options, int& exit_code) {
   CLI::App* reap = app.add_subcommand("reap", "Time from kill -9 of a client until its peer knows");
   for (CLI::App* command : {suite, attach, reap}) add_daemon_options(*command, options);
   add_number(*suite, "--iters", run.iterations, 1, kMaxIterations, "Measured iterations of each row");
-  add_number(*suite, "--seed", run.seed, 0, UINT64_MAX, "Of routing and data");
+  add_number(*suite, "--seed", run.seed, 0, UINT64_MAX, "Seed of routing and data");
   add_number(*suite, "--ranks", run.ranks, 1, kMaxRanks, "Backend cuda: client processes");
   suite->add_flag("--small", options.small_suite, "Few tokens and small rows: to see that all of it works");
   suite->add_flag("--warm-cache", run.warm_cache, "Flush no caches before the timed parts");

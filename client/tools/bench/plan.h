@@ -1,4 +1,3 @@
-// What one run does, validated.
 #pragma once
 
 #include "epd/epd.h"
@@ -9,6 +8,7 @@
 
 #include <cstdint>
 #include <string>
+#include <vector>
 
 namespace epd::bench {
 
@@ -53,9 +53,10 @@ inline constexpr std::uint32_t kMaxSms = 1024;  // devices.sms
 inline constexpr std::uint32_t kMaxLayers = 256;
 inline constexpr std::uint32_t kMaxContext = 1U << 20;
 
+// The settings of one run.
 struct RunPlan {
   Backend backend = Backend::kHost;
-  std::uint32_t gpus = 0;  // backend cuda: on which ranks lie in turn
+  std::uint32_t gpus = 0;  // backend cuda: the ranks take them in turn
   Operation operation = Operation::kBoth;
   std::uint32_t ranks = 4;
   std::uint32_t nodes = 1;     // over which they are spread in order; more than one: the group spans them
@@ -86,7 +87,7 @@ struct RunPlan {
   std::uint64_t seed = 1;
   CheckLevel check = CheckLevel::kSome;
   bool warm_cache = false;  // caches are not flushed before timed parts
-  // Backend cuda: by what streams wait.
+  // Backend cuda: how streams wait.
   epd_wait_by_t wait_by = EPD_WAIT_BY_MEMOP;
   bool in_stream = true;  // false: operations are submitted without a stream, and the CPU waits
   bool graph = false;     // each operation is a graph that was captured once, replayed
@@ -104,17 +105,17 @@ struct RunPlan {
   bool on_gpus() const { return backend == Backend::kCuda; }
   // "host:2", of its node
   std::string device_of(std::uint32_t rank) const;
-  // The group's, but for its name, rank and time limit.
+  // The group's configuration, without its name, rank and time limit.
   epd_group_config_t config() const;
   abi::GroupShape shape() const;
   kernels::reference::GroupParams params() const;
   kit::RoutingSpec routing_spec() const;
-  // How streams really wait: "memop", "kernel", "memop graph", "kernel graph"; or "no stream"
+  // How streams really wait: "memop", "kernel", "memop graph", "kernel graph"; or "no stream".
   std::string wait_name() const;
-  // "bf16", "packed fp8", ...: what rows dispatch delivers.
+  // The rows that dispatch delivers: "bf16", "packed fp8", ...
   std::string mode() const;
-  // Values of each row that the check of a dispatch compares, from `first` on: all, but where one check is
-  // asked for of a large cast, which the reference takes seconds for, a window; another one on each rank.
+  // Values of each row that the check of a dispatch compares, from `first` on. Usually all. With one check of
+  // a large cast, for which the reference takes seconds, a window, which differs between ranks.
   struct Columns {
     std::uint32_t first = 0;
     std::uint32_t count = 0;
@@ -127,10 +128,23 @@ struct RunPlan {
 // Throws kit::ToolError naming the bad value and what is allowed.
 void validate(const RunPlan& plan);
 
-// How the daemon is reached.
+// How to reach the daemon.
 struct DaemonPlan {
   std::string socket;   // of a running daemon; empty: start one
   std::string program;  // path of epd; empty: beside epbench
 };
+
+struct SuiteRun {
+  RunPlan plan;
+  std::string label;  // for the progress line
+};
+
+// The fixed sets of runs behind the tables in kernels/PERFORMANCE.md. Backend host: ranks 1/2/4 x (tokens
+// 128/4096 x (dispatch bf16, combine bf16, dispatch fp8), noop, layout expert at 128 and packed at 4096
+// tokens, dispatch and combine each); H 7168, E 256, K 8. Backend cuda: the same H, E, K; the plan's ranks:
+// noop, compact 4096 tokens with 24 and with 8 SMs, 8192 tokens, zipf, expert at 128 tokens, packed at 4096;
+// 2 ranks at 4096. Iterations, seed and devices are the plan's. `small`: fewer tokens, smaller rows.
+std::vector<SuiteRun> suite_runs(const RunPlan& plan, bool small);
+inline constexpr std::uint32_t kSuiteRanks = 4;
 
 }  // namespace epd::bench

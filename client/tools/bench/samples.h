@@ -1,4 +1,4 @@
-// What ranks measure, in memory shared with the coordinator.
+// Measurements of the ranks, in memory shared with the coordinator.
 #pragma once
 
 #include "kit/report.h"
@@ -26,11 +26,11 @@ struct OperationSamples {
   Counts moved_rows{n};                          // pushed or pulled by this rank, its own included
   Counts wire_rows{n};                           // of these, to or from other ranks
   Counts logical_rows{n};                        // received by this rank's dispatch, its own included
-  // With several nodes.
+  // Only with several nodes.
   Bytes link_bytes;                         // [iterations] sent between nodes, with the links' headers
   Bytes needed_bytes{n};                    // of this rank: its records and announcements
   Bytes record_bytes{n};                    // of these, the records
-  Bytes request_bytes{n};                   // what goes before them, the other way
+  Bytes request_bytes{n};                   // of the requests before them, the other way
   kit::SharedArray<kit::Verdict> verdicts;  // [ranks]
 };
 
@@ -45,18 +45,18 @@ struct Samples {
   std::size_t noops;
   OperationSamples dispatch{iterations, ranks}, combine{iterations, ranks};
   using Times = kit::SharedArray<double>;
-  // Of epbench layer, [iterations, ranks]: all layers of a graph; the same graph without operations; and
-  // with nothing but operations.
+  // epbench layer, [iterations, ranks]: all layers of a graph; the same graph without operations; and with
+  // nothing but operations.
   Times layers_us{dispatch.n}, computing_us{dispatch.n}, moving_us{dispatch.n};
   Times noop_us{noops};
   // On GPUs only; `events`: of an empty pair of them.
   Times noop_ahead_us{noops}, events_us{noops}, events_ahead_us{noops};
-  // With several nodes, [pairs] of so many as there are iterations at most; 0: not measured.
+  // Only with several nodes: [pairs], of which there are at most as many as iterations; 0: not measured.
   Times raw_stream_mibps{iterations}, raw_dispatch_us{iterations}, raw_combine_us{iterations};
   kit::SharedArray<std::uint32_t> row_counts;  // of the current iteration: kit::TargetCounts
   kit::SharedArray<char> daemon{64};           // its name and version
-  kit::SharedArray<char> gpu{128};             // rank 0's, and whether there is MPS
-  kit::SharedArray<char> gemm{64};             // epbench layer: what multiplies
+  kit::SharedArray<char> gpu{128};             // name of rank 0's GPU, and whether there is MPS
+  kit::SharedArray<char> gemm{64};             // epbench layer: the name of the GEMM
 };
 
 // Back-to-back no-ops after each iteration of another operation (on rank 0), and per iteration of the

@@ -1,19 +1,23 @@
-// One rank of a run, in its own process.
+// One rank of a run, in its own process, and the run of all ranks.
 #pragma once
 
 #include "kernels/routing.h"
 #include "kit/ceiling.h"
 #include "kit/compare.h"
+#include "kit/daemon.h"
 #include "kit/nodes.h"
+#include "kit/random.h"
 #include "kit/routing.h"
 #include "kit/session.h"
 #include "kit/team.h"
 #include "layer.h"
 #include "plan.h"
+#include "proto/arena.h"
 #include "rank_device.h"
 #include "samples.h"
-#include "start_barrier.h"
 
+#include <cstddef>
+#include <cstdint>
 #include <functional>
 #include <map>
 #include <memory>
@@ -23,7 +27,30 @@
 
 namespace epd::bench {
 
-// What all ranks get from the coordinator; outlives them.
+// Seeds of the data that ranks send and answer in a run. Any rank can compute the data of another one for the
+// oracle.
+inline std::uint64_t x_seed(const RunPlan& plan, std::uint32_t rank) {
+  return kit::derive(plan.seed, 0x10000 + rank);
+}
+
+inline std::uint64_t y_seed(const RunPlan& plan, std::uint32_t rank) {
+  return kit::derive(plan.seed, 0x20000 + rank);
+}
+
+inline std::uint64_t bias_seed(const RunPlan& plan, std::uint32_t rank, std::uint32_t which) {
+  return kit::derive(plan.seed, 0x30000 + 2 * rank + which);
+}
+
+// `count` elements of random bytes that are finite as bf16, e4m3, scales or float32.
+template <typename T>
+std::vector<T> any_data(std::uint64_t seed, std::size_t count) {
+  std::vector<T> data(abi::align_up(count * sizeof(T), 8) / sizeof(T));
+  kit::fill_bf16(seed, reinterpret_cast<std::uint16_t*>(data.data()), data.size() * sizeof(T) / 2);
+  data.resize(count);
+  return data;
+}
+
+// Data that all ranks get from the coordinator; outlives them.
 struct RunContext {
   RunPlan plan;
   std::vector<std::string> sockets;  // of each node
@@ -32,8 +59,8 @@ struct RunContext {
   kit::CopyCeiling* ceiling = nullptr;  // null: not measured
   Samples* samples = nullptr;
   const BarrierWords* start_barrier = nullptr;
-  const kit::OwnNodes* nodes = nullptr;  // whose links are looked at; or null
-  // Called on rank 0 after each so many measured iterations, while the others wait.
+  const kit::OwnNodes* nodes = nullptr;  // the nodes whose links are measured; or null
+  // Called on rank 0 after each group of so many measured iterations, while the others wait.
   std::uint32_t iterations_of_pair = 0;
   std::function<void(std::uint32_t pair)> after_pair{};
 };
@@ -41,7 +68,7 @@ struct RunContext {
 class Worker {
  public:
   Worker(const RunContext& context, kit::TeamRank& self);
-  // All iterations. Throws ToolError if an operation ends with anything but OK.
+  // Runs all iterations. Throws ToolError if an operation ends with anything but OK.
   void run();
 
  private:
@@ -94,9 +121,9 @@ class Worker {
   std::function<epd_ticket_t()> replayable(const Attempt& attempt);
   void* stream() const;
   bool in_stream() const { return gpu_ != nullptr && plan_.in_stream; }
-  // Of what has been submitted; ticket 0: no operation, and what is in the stream.
+  // Waits for the ticket's operation; ticket 0: for the work in the stream.
   epd_result_t finish(epd_ticket_t ticket, const std::string& what);
-  // `body`, and what the nodes' links carried meanwhile.
+  // Runs `body` and notes the bytes that the nodes' links carried meanwhile.
   Timing with_link_bytes(OperationSamples& samples, std::uint32_t measured,
                          const std::function<Timing()>& body);
   std::uint64_t link_bytes();
@@ -113,7 +140,7 @@ class Worker {
     std::function<void()> poison;  // before the last time
   };
   void overlap(std::uint32_t iteration, std::size_t at, bool check);
-  // The GEMM alone, one after the other, and beside each other: the last time's.
+  // Times the GEMM alone, GEMM and operation one after the other, and both together. Returns the last timing.
   Timing measure_overlap(OperationSamples& samples, std::size_t at, const Overlapped& overlapped);
   Timing timed_beside(const Overlapped& overlapped, bool gemm_too);
   void record(OperationSamples& samples, std::size_t at, const Timing& timing) const;
@@ -152,5 +179,10 @@ class Worker {
   kernels::RoutingPlan route_;
   std::vector<std::uint32_t> bases_;
 };
+
+// Runs fresh rank processes and returns their measurements. Throws kit::ToolError if the run did not finish.
+// This process must have one thread. `label` is for the progress line, shown on a terminal only.
+std::unique_ptr<Samples> run_ranks(const RunPlan& plan, const kit::OwnDaemon& daemon,
+                                   const std::string& label);
 
 }  // namespace epd::bench

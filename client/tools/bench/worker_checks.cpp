@@ -1,7 +1,6 @@
 // Worker: what was delivered, against the reference.
 #include "kernels/reference.h"
 #include "kit/compare.h"
-#include "rank_data.h"
 #include "worker.h"
 
 #include <cstring>
@@ -15,14 +14,14 @@ namespace reference = kernels::reference;
 // The output of an operation, in memory of this process, for the comparison.
 class Snapshot {
  public:
-  // Of the group's regions `from`: rows [0, rows) of what dispatch delivers, with row-major scales, or the
-  // tokens' rows that combine does. The regions have room for `recv_rows`.
+  // Copies of the group's regions `from`: rows [0, rows) that dispatch delivers, with row-major scales, or
+  // the tokens' rows that combine delivers. The regions have room for `recv_rows`.
   static Snapshot of_dispatch(const reference::GroupParams& params, const epd_buffers_t& from,
                               std::size_t rows, std::size_t recv_rows, RankDevice& device);
   static Snapshot of_combine(const reference::GroupParams& params, const epd_buffers_t& from,
                              std::size_t tokens, RankDevice& device);
 
-  // Of dispatched bf16 or cast rows only these values and their scales, as if the rows had no others.
+  // Keeps only these values and their scales of dispatched bf16 or cast rows, as if the rows had no others.
   void keep_columns(const reference::GroupParams& params, std::uint32_t first, std::uint32_t count);
 
   // Only regions of that operation; the others are null.
@@ -83,7 +82,7 @@ Snapshot Snapshot::of_dispatch(const reference::GroupParams& params, const epd_b
   return made;
 }
 
-// Of each row of `width` bytes those from `first` on.
+// Keeps the bytes from `first` on of each row of `width` bytes.
 void keep_bytes(void* region, std::size_t rows, std::size_t width, std::size_t first, std::size_t count) {
   auto* const bytes = static_cast<char*>(region);
   for (std::size_t row = 0; row < rows; ++row)
@@ -113,7 +112,7 @@ Snapshot Snapshot::of_combine(const reference::GroupParams& params, const epd_bu
   return made;
 }
 
-// Of rows of bf16 values.
+// Like keep_bytes, for rows of bf16 values.
 void keep_columns(std::uint32_t hidden, const RunPlan::Columns& columns, std::vector<std::uint8_t>& x) {
   if (columns.count == hidden) return;
   const std::size_t rows = x.size() / (2 * std::size_t{hidden});

@@ -1,7 +1,7 @@
 // Worker: what is timed, and how.
 #include "bench/kernel_arguments.h"
-#include "far_bytes.h"
 #include "kit/error.h"
+#include "nodes_bench.h"
 #include "worker.h"
 
 #include <cstring>
@@ -211,7 +211,7 @@ Worker::Timing Worker::timed_noop(bool ahead) {
                 false, ahead});
 }
 
-// What is checked are the results of the last time, beside the GEMM.
+// The results of the last time, beside the GEMM, are checked.
 void Worker::overlap(std::uint32_t iteration, std::size_t at, bool check) {
   const std::uint32_t slot_index = iteration % plan_.depth;
   Slot& slot = slots_[slot_index];

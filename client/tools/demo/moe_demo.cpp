@@ -69,7 +69,7 @@ bool parse_options(int argc, char** argv, DemoPlan& plan, int& exit_code) {
   kit::add_number(app, "--experts", model.gate.num_experts, 1, 4096, "Experts");
   kit::add_number(app, "--topk", model.gate.topk, 1, 32, "Experts per token");
   kit::add_number(app, "--expert-rank", model.expert_rank, 4, 256, "Rank of the low-rank experts");
-  kit::add_number(app, "--seed", model.seed, 0, UINT64_MAX, "Of the weights");
+  kit::add_number(app, "--seed", model.seed, 0, UINT64_MAX, "Seed of the weights");
   app.add_option("--dump-routing", plan.dump_routing, "Write the experts chosen, for epbench --routing");
   app.add_flag("--json", plan.json, "One JSON object instead of the table");
   return kit::parse(app, argc, argv, exit_code, [&] { validate(plan); });

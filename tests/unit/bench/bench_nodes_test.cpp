@@ -1,5 +1,4 @@
 // Where ranks run, what must cross between nodes, and the figures of epbench nodes.
-#include "bench/far_bytes.h"
 #include "bench/nodes_bench.h"
 #include "kit/daemon.h"
 #include "kit/error.h"

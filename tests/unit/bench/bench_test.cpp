@@ -1,7 +1,6 @@
 // What epbench runs, its rank processes, and its statistics.
 #include "bench/operation_report.h"
 #include "bench/plan.h"
-#include "bench/suite.h"
 #include "common/signal.h"
 #include "kit/error.h"
 #include "kit/report.h"
