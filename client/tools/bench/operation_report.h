@@ -10,8 +10,8 @@
 
 namespace epd::bench {
 
-// What the links between GPUs give to plain copies, every GPU to or from all others at once, from memory to
-// memory: GB/s (1e9) of each GPU, its bytes over the slowest GPU's time, p50. 0: not measured.
+// The rates that the links between GPUs give to plain copies, every GPU to or from all others at once, from
+// memory to memory: GB/s (1e9) of each GPU, its bytes over the slowest GPU's time, p50. 0: not measured.
 struct GpuCeiling {
   double push = 0;         // bulk stores to peers by SMs
   double pull = 0;         // bulk loads from peers by SMs

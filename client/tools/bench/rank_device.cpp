@@ -26,7 +26,7 @@ std::size_t evict_bytes() {
   return std::max(kMinEvictBytes, 2 * static_cast<std::size_t>(std::max(l2, 0L)));
 }
 
-// Of cuda.h.
+// Values from cuda.h.
 constexpr int kNotReady = 600;
 constexpr unsigned kStreamNonBlocking = 1;
 constexpr unsigned kEventDefault = 0;
@@ -35,6 +35,7 @@ constexpr unsigned kRecordExternal = 1;
 constexpr unsigned kEventDisableTiming = 2;
 constexpr int kL2CacheSize = 38;
 constexpr int kMpsEnabled = 133;
+constexpr unsigned kPortableMapped = 3;
 
 constexpr double kPatienceUs = 60e6;
 constexpr double kSpinUs = 2000;
@@ -204,13 +205,6 @@ bool GpuRank::mps() const {
 }
 
 // ---- start barrier
-
-namespace {
-
-// Of cuda.h.
-constexpr unsigned kPortableMapped = 3;
-
-}  // namespace
 
 BarrierWords::BarrierWords(std::uint32_t ranks) : ranks_(ranks), words_(std::size_t{1 + ranks} * kLine) {
   static_assert(gpu_test::kMaxBarrierDevices <= kLine);
