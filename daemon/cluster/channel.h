@@ -34,7 +34,7 @@ class StreamEvents {
   virtual void on_closed(Stream& stream, const Status& why) = 0;
 };
 
-// A stream between two daemons: gRPC's (server.h, dialer.h), or a test's. All calls are made on the loop. One
+// A stream between two daemons: gRPC's (grpc.h), or a test's. All calls are made on the loop. One
 // frame is read and one is written at a time, so nothing queues up.
 class Stream {
  public:

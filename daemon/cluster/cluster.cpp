@@ -4,10 +4,8 @@
 #include "base/event.h"
 #include "cluster/settings.h"
 #include "coordinator_side.h"
-#include "dialer.h"
 #include "frames.h"
 #include "grpc.h"
-#include "server.h"
 
 #include <sys/random.h>
 #include <algorithm>

@@ -31,7 +31,7 @@ Result<v1::Frame> parse_frame(const std::string& bytes, std::size_t most);
 // Parses the payload of a channel's message.
 Result<v1::NodeMessage> parse_content(const std::string& payload);
 
-// Messages of agents and coordinator in protobuf's encoding (wire.cpp). Texts are cut, and made printable.
+// Messages of agents and coordinator in protobuf's encoding. Texts are cut, and made printable.
 // Reports that would make more than `most` bytes are left out.
 std::string encode(const membership::ToAgent& message);
 std::string encode(membership::ToCoordinator message, std::size_t most);

@@ -1,8 +1,7 @@
-#include "server.h"
+#include "grpc.h"
 
 #include "base/thread.h"
 #include "frames.h"
-#include "grpc.h"
 
 #include <grpcpp/grpcpp.h>
 #include <grpcpp/resource_quota.h>

@@ -1,7 +1,7 @@
 // Shows engines of other nodes in this engine's page. Belongs to the loop.
 #pragma once
 
-#include "far/judge.h"
+#include "far/seal.h"
 #include "transport/network.h"
 #include "transport/transport.h"
 

@@ -1,7 +1,7 @@
 #include "adoption.h"
 
 #include "membership/group.h"
-#include "membership/limits.h"
+#include "membership/ids.h"
 #include "proto/binding_rules.h"
 #include "proto/shape_rules.h"
 #include "tables.h"

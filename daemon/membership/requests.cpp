@@ -1,4 +1,4 @@
-#include "membership/requests.h"
+#include "membership/agent.h"
 
 namespace epd::membership {
 

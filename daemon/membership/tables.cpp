@@ -1,6 +1,6 @@
 #include "tables.h"
 
-#include "membership/limits.h"
+#include "membership/ids.h"
 
 #include <algorithm>
 #include <iterator>

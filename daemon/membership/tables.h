@@ -4,7 +4,7 @@
 #include "base/clock.h"
 #include "common/status.h"
 #include "membership/group.h"
-#include "membership/limits.h"
+#include "membership/ids.h"
 #include "membership/messages.h"
 
 #include <cstdint>

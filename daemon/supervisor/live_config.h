@@ -3,7 +3,7 @@
 
 #include "arena_store.h"
 #include "fleet.h"
-#include "membership/limits.h"
+#include "membership/ids.h"
 #include "network.h"
 #include "session/session_table.h"
 #include "supervisor/config.h"

@@ -1,5 +1,5 @@
 // Streams to the coordinator over gRPC: what is left of them when they end.
-#include "dialer.h"
+#include "grpc.h"
 
 #include <gtest/gtest.h>
 #include <functional>

@@ -1,6 +1,6 @@
 // Which rank is on which node: the same tables on every node, whatever the nodes are called.
+#include "far/flow.h"
 #include "far/seal.h"
-#include "far/span.h"
 
 #include <gtest/gtest.h>
 

@@ -3,10 +3,8 @@
 #pragma once
 
 #include "far/flow.h"
-#include "far/judge.h"
 #include "far/port.h"
 #include "far/seal.h"
-#include "far/span.h"
 
 #include <deque>
 #include <map>

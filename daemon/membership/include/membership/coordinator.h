@@ -5,7 +5,7 @@
 #pragma once
 
 #include "base/clock.h"
-#include "membership/limits.h"
+#include "membership/ids.h"
 #include "membership/messages.h"
 #include "membership/registry.h"
 

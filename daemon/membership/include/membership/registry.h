@@ -7,7 +7,7 @@
 
 #include "base/clock.h"
 #include "membership/group.h"
-#include "membership/limits.h"
+#include "membership/ids.h"
 #include "membership/messages.h"
 
 #include <cstdint>
