@@ -270,7 +270,7 @@ int run(int argc, char** argv) {
   serve_command->fallthrough();
   check_command->fallthrough();
   engine_command->fallthrough(false);
-  // What the program's own help says is not said again.
+  // The commands' help does not repeat the program's own footer.
   for (CLI::App* command : {serve_command, check_command, engine_command}) command->footer("");
   try {
     app.parse(argc, argv);

@@ -65,7 +65,8 @@ Result<UniqueFd> open_lock(const std::string& path) {
   return lock;
 }
 
-// Whoever has locked the file that is at the path removes it before the lock goes.
+// A daemon that ends removes the lock's file before it releases the lock. So the lock counts only if its file
+// is still at the path.
 Result<UniqueFd> take_lock(const std::string& path) {
   Result<UniqueFd> lock = open_lock(path);
   while (lock.ok() && !is_at(*lock, lock_path_of(path))) lock = open_lock(path);

@@ -135,8 +135,8 @@ PacketPorter::Moved PacketPorter::take_in() {
   }
   const bool with_fds = note_.not_memory < 0 && !in_.truncated && in_.header().num_fds == in_.fds.size();
   Moved moved = in_.send(at_.inner, {&note_, sizeof(note_)}, with_fds);
-  // Sending fails if there is no room for descriptors in flight. Then the loop sees that they are missing. Or
-  // the loop has ended the connection.
+  // Sending fails if the kernel takes no more descriptors in flight. Then the loop sees that they are
+  // missing. Or the loop has ended the connection.
   if (moved == Moved::kOver && with_fds && !in_.fds.empty())
     moved = in_.send(at_.inner, {&note_, sizeof(note_)}, false);
   if (moved != Moved::kYes) return moved;

@@ -12,7 +12,7 @@ namespace {
 
 constexpr std::uint64_t kMaxCount = 65536;
 
-// What the file says, for messages.
+// The value as the file gives it, for messages.
 std::string shown(const toml::node& node) {
   if (const auto* text = node.as_string()) return '"' + text->get() + '"';
   if (const auto* number = node.as_integer()) return std::to_string(number->get());
@@ -98,7 +98,7 @@ Status RuleReader::read_key(const std::string& key, const toml::node& node) {
 Status RuleReader::each(const std::string& key, const toml::node& node,
                         const std::function<Status(const toml::node&)>& take) {
   const toml::array* items = node.as_array();
-  // With an empty list of users the rule would apply to everybody.
+  // A rule with an empty list of users would apply to everybody.
   if (items == nullptr) return refused(key, node, "an array of at least one");
   if (items->empty())
     return invalid_argument(name_ + " in " + where_ + line_of(node) + ": " + key +

@@ -64,7 +64,7 @@ struct MemberArenas {
   std::uint64_t host_bytes = 0;  // those in host memory
   // Counted separately: the memory that the rank's engine may need for the rank's routings.
   std::uint64_t routing_bytes = 0;
-  // Of a host device: what engines map of the client's own memory, gaps between regions included.
+  // The part of the client's own memory that engines of a host device map, gaps between regions included.
   std::uint64_t mapped_bytes = 0;
   WantedMemory wanted;
   DescriptorShare descriptors;
@@ -137,10 +137,10 @@ class ArenaStore {
   MemberArenas* find(std::uint64_t group_id, std::uint32_t rank) {
     return const_cast<MemberArenas*>(std::as_const(*this).find(group_id, rank));
   }
-  // By group and rank.
+  // The key is the group and the rank.
   const std::map<std::pair<std::uint64_t, std::uint32_t>, MemberArenas>& all() const { return arenas_; }
 
-  // What ranks that the group no longer has had waited for each rank.
+  // The waits for each rank by ranks that have left the group.
   std::vector<WaitSum> gone_waits(std::uint64_t group_id) const;
 
   std::uint64_t total_bytes() const { return total_bytes_; }

@@ -17,18 +17,18 @@ struct Setting {
   std::string where;  // for refusals: "epd.toml (line 3)", "the flags"
   std::uint32_t line = Refusals::kNoLine;
 };
-// What the file says, then what the environment and the flags say.
+// The values of the file, overridden by the environment and then by the flags.
 struct Settings {
   std::map<std::string, Setting> values;
   AccessRules access;
   Refusals refusals;  // unknown names, values of a wrong type
 };
 
-// What the file of `sources` says; nothing if it need not exist and does not. Refused as a whole only if it
-// can't be read or is no TOML.
+// Reads the file of `sources`; nothing if it need not exist and does not. Refused as a whole only if it can't
+// be read or is no TOML.
 Status read_file(const ConfigSources& sources, Settings& settings);
 // The text of a flag, as read_file gives the same value of the file: TOML's ["a", "b"] as "a,b", if the
-// option is a list. What is no such list stays as it is.
+// option is a list. Other text stays as it is.
 std::string text_of_flag(const Option& option, const std::string& text);
 
 }  // namespace epd::supervisor

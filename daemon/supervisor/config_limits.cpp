@@ -1,4 +1,4 @@
-// What limits of the configuration come to: those that are "0", and those of one user.
+// Effective limits of the configuration: those that are "0", and those of one user.
 #include "supervisor/config.h"
 
 #include "base/peer.h"

@@ -101,7 +101,7 @@ std::vector<std::pair<std::string, std::string>> ignored_variables() {
   return ignored;
 }
 
-// Of "DEVICE:INODE", see systemd.exec(5).
+// `stream` is "DEVICE:INODE", see systemd.exec(5).
 bool is_standard_error(const std::string& stream) {
   struct stat info {};
   if (stream.empty() || ::fstat(STDERR_FILENO, &info) != 0) return false;

@@ -338,7 +338,7 @@ std::string allowed_levels() {
          rooms + ")";
 }
 
-// Splits "a,b" in two. What is between commas is checked where its meaning is known.
+// Splits "a,b" in two. The names are checked where their meaning is known.
 std::vector<std::string> split_names(const std::string& text) {
   std::vector<std::string> names;
   for (std::size_t begin = 0; begin < text.size();) {

@@ -1,4 +1,4 @@
-// What the control plane reads: the supervisor's state as messages.
+// The control plane's view of the supervisor: its state as messages.
 #pragma once
 
 #include "cluster/cluster.h"
@@ -48,13 +48,13 @@ class ControlReads {
   Result<v1::ListNodesResponse> list_nodes() const;
   Result<v1::ListFarEnginesResponse> list_far_engines() const;
   std::vector<ConfigEntry> config_entries() const;
-  // All, or one. By id.
+  // Returns all groups, or one, sorted by id.
   std::vector<WaitingGroup> waiting_groups(std::optional<std::uint64_t> group_id) const;
   // From any thread: asks /proc.
   static void mark_stopped_clients(v1::ListGroupsResponse& groups);
   // From any thread: reads the certificate files.
   void add_certificate(v1::ListNodesResponse& nodes) const;
-  // By the devices' numbers: whether the engine stands still.
+  // For each device, in order of numbers: whether its engine is stopped.
   std::vector<bool> stopped_engines() const;
   // From any thread: these read only the engines' pages. Operations are not sorted yet.
   v1::ListOperationsResponse list_operations(const std::vector<bool>& stopped) const;

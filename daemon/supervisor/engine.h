@@ -14,15 +14,15 @@
 
 namespace epd::supervisor {
 
-// kStopped: it was ready, but its engine stands still: stopped by a signal or a debugger, or hung. The order
-// is that of control.proto.
+// kStopped: it was ready, but its engine is stopped by a signal or a debugger, or hangs. The order is that of
+// control.proto.
 enum class DeviceState { kStarting, kReady, kRestarting, kFailed, kStopped };
 
 // kPlanned: the daemon ended it, for an operator or for a new network, and starts another one at once.
 // kOutOfMemory: the kernel's OOM killer ended it.
 enum class EngineEnd { kDied, kDeviceFailed, kPlanned, kOutOfMemory };
 
-// What engines tell their owner. None of these functions may stop or destroy the fleet.
+// The owner of the engines receives their news here. None of these functions may stop or destroy the fleet.
 class FleetHost {
  public:
   virtual ~FleetHost() = default;
@@ -64,7 +64,7 @@ class OomKills {
   std::uint64_t grew_ns_ = 0;  // when it was last seen to have grown; 0: never
 };
 
-// What all engines share.
+// The parts that all engines share.
 struct FleetContext {
   Loop& loop;
   const Clock& clock;  // engines write their heartbeats by it; deadlines use the loop's

@@ -50,8 +50,8 @@ void EngineEvents::engine_down(std::uint32_t device, const std::string& text, En
   if (end == EngineEnd::kOutOfMemory) make_room();
 }
 
-// The supervisor holds the memory that an engine has touched, so the next engine would end as this one did.
-// Whoever holds little is no cause of that, and what he holds would help nobody.
+// The supervisor holds the memory that an engine has touched, so the next engine would end as this one did. A
+// user who holds little has not caused that, and little would be gained from them.
 void EngineEvents::make_room() {
   constexpr std::uint64_t kLittle = 64;  // a part of the memory
   const std::optional<ArenaStore::Fullest> fullest = rooms_.memory.fullest();

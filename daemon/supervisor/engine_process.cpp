@@ -49,8 +49,8 @@ void tell_not_executed(const char* binary, int error) {
   [[maybe_unused]] const ssize_t n = ::writev(STDERR_FILENO, line.data(), static_cast<int>(line.size()));
 }
 
-// What an engine of this process has as its oom_score_adj: more than this process has. So the kernel ends an
-// engine first when memory is short, and the others go on.
+// The oom_score_adj of an engine of this process is higher than that of this process. So the kernel ends an
+// engine first when memory is short, and the others continue.
 std::string oom_score_of_engine() {
   constexpr int kMore = 500;
   constexpr int kMost = 1000;
@@ -67,7 +67,7 @@ void set_oom_score(const char* score) {
   ::close(file);
 }
 
-// What an engine becomes.
+// The program that an engine's process executes.
 struct EngineImage {
   const char* binary;
   char* const* arguments;

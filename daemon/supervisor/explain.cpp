@@ -65,7 +65,7 @@ const v1::Operation* find_of_rank(const Operations& all, const v1::Operation& li
   return found == all.end() ? nullptr : &*found;
 }
 
-// What a break waits for.
+// Why a break is not complete.
 std::string break_reason(const std::string& silent_engines, std::uint64_t coordinator_away_ms) {
   if (!silent_engines.empty()) return "the answer of " + silent_engines + " is missing";
   if (coordinator_away_ms == 0) return "the next epoch is about to begin";

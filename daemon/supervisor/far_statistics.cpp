@@ -1,4 +1,4 @@
-// What the engines know of the network between nodes, read from their pages without asking them.
+// The network between nodes as the engines see it, read from their pages without asking them.
 #include "far_statistics.h"
 #include "messages.h"
 

@@ -1,4 +1,4 @@
-// What an engine's page says of far engines, in words.
+// Words for an engine page's values about far engines.
 #pragma once
 
 #include "proto/far_statistics.h"

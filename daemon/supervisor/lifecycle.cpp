@@ -115,7 +115,7 @@ Result<std::vector<ConfigChange>> Lifecycle::reload(const Operator& by) {
   const std::uint32_t sms = rooms_.config->device_sms;
   Result<std::vector<ConfigChange>> changes = rooms_.config.reload();
   if (changes.ok()) {
-    // What an operator has set stays until the file changes.
+    // An operator's setting stays until the file changes.
     if (rooms_.config->device_sms != sms) parts_.settings.forget_sms();
     apply_config();
     record_event(EventKind::kConfigReloaded, LogLevel::kInfo, "configuration reloaded",

@@ -25,7 +25,7 @@ class LiveConfig {
   LiveConfig(Config config, ConfigSources sources);
 
   const Config* operator->() const { return &config_; }
-  // Reads the sources again. After an error nothing has changed. What an operator has set stays, unless the
+  // Reads the sources again. After an error nothing has changed. An operator's setting stays, unless the
   // sources say something new about it.
   Result<std::vector<ConfigChange>> reload();
   // Sets options, or (no value) has the sources decide again: all of them, or none.

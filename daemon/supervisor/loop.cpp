@@ -94,7 +94,8 @@ void Loop::run_posted() {
   for (const auto& task : tasks) guarded("a posted task", task);
 }
 
-// Reads the clock before and after the sleep. What came before the second reading, handle_events() finds.
+// Reads the clock before and after the sleep. handle_events() finds everything that came before the second
+// reading.
 void Loop::sleep_until(std::uint64_t due_ns) {
   clock_.look(0);
   const std::uint64_t now = clock_.now_ns();

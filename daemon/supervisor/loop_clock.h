@@ -4,10 +4,11 @@
 // judges deadlines as of a moment before which everything that others had sent has been read. An answer that
 // lies in its socket is never late.
 //
-// Time in which the loop stands still (its process was stopped, the machine was, or a call blocked) hardly
+// Time in which the loop is stopped (its process was stopped, the machine was, or a call blocked) hardly
 // counts. Such a pause shows when the loop wakes later than it meant to. Then the loop can't know what others
-// have done, and they may have stood still as well. A pause can begin in the loop's sleep and be longer than
-// it shows, so as much again is subtracted. At least kLateNs count each time, so the clock always advances.
+// have done, and they may have been stopped as well. A pause can begin in the loop's sleep and be longer than
+// it shows, so the same time is subtracted again. At least kLateNs count each time, so the clock always
+// advances.
 //
 // A deadline may therefore pass later than CLOCK_MONOTONIC says, and up to kLateNs earlier after a turn that
 // took so long. Times of other processes (heartbeats) must be compared with the other clock.

@@ -29,8 +29,8 @@ struct MappingLimit {
 class MappingCount {
  public:
   void set_limit(const MappingLimit& limit) { limit_ = limit; }
-  // RESOURCE_EXHAUSTED, with the numbers, if a process that must map the rank's memory has no room for it.
-  // Likewise if the user who owns the group would have more than half of the mappings.
+  // RESOURCE_EXHAUSTED, with the numbers, if a process that must map the rank's memory has too few mappings
+  // left. Also if the user who owns the group would have more than half of the mappings.
   Status add(std::pair<std::uint64_t, std::uint32_t> member, std::uint32_t uid,
              const device::DeviceName& device, std::uint64_t client_memories);
   void remove(std::pair<std::uint64_t, std::uint32_t> member);

@@ -53,7 +53,7 @@ class MemberMemoryStore {
   std::uint64_t total_routing_bytes() const { return arenas_.total_routing_bytes(); }
   // Waits of ranks that the group no longer has, for each rank.
   std::vector<WaitSum> gone_waits(std::uint64_t group_id) const { return arenas_.gone_waits(group_id); }
-  // What the boards of ranks on the device say, for all groups or for one. Only while no engine writes them.
+  // The boards of ranks on the device, for all groups or for one. Only while no engine writes them.
   std::vector<membership::BoardIndex> boards_on(std::uint32_t device,
                                                 std::optional<std::uint64_t> group_id = {}) const;
   // The streams that close_streams_later() was given. None is left here.

@@ -19,7 +19,7 @@ std::uint64_t number_in(const std::filesystem::path& file) {
   return in >> number ? number : kNone;
 }
 
-// Of a line "oom_kill 3".
+// Reads the number in the file's line "oom_kill 3".
 std::uint64_t oom_kills_in(const std::filesystem::path& file) {
   std::ifstream in(file);
   std::string key;

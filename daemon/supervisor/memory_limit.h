@@ -9,7 +9,7 @@ namespace epd::supervisor {
 // The machine's memory, or less if a cgroup of this process has less. As at the first call.
 std::uint64_t available_memory_bytes();
 
-// What a user who has filled it may have of it.
+// The part of available memory that a user who has filled it may keep.
 inline std::uint64_t max_bytes_of_filler() {
   return available_memory_bytes() / 4;
 }

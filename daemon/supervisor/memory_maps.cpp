@@ -94,7 +94,7 @@ void MemoryMaps::answered(std::uint32_t device, const abi::MemoryMapped& message
   if (entry.range.by == abi::MemoryBy::kNothing) arenas->mapped.erase(found);
 }
 
-// Engines that have mapped it drop it before they go on with anything that is told later.
+// Engines that have mapped the memory drop it before they handle any later message.
 void MemoryMaps::give_up(const abi::MemoryMapped& message, MemberArenas& arenas, const Status& status) {
   MappedByEngines entry = std::move(arenas.mapped[message.number]);
   arenas.mapped.erase(message.number);

@@ -1,5 +1,5 @@
-// What the supervisor knows, as messages of the control plane. No loop and no state here; pages are those
-// that engines write while they are read.
+// The supervisor's state as messages of the control plane. No loop and no state here; pages are those that
+// engines write while they are read.
 #pragma once
 
 #include "cluster/cluster.h"
@@ -31,23 +31,24 @@ v1::Node message_of(const cluster::NodeView& node);
 // Nothing is added if `op` is free, or was taken by another operation while it was read.
 void add_operation(v1::ListOperationsResponse& list, const abi::OpView& op, const std::string& device,
                    std::uint64_t now_ns);
-// Of an engine that stands still: what an operation waited for last says nothing of now.
+// The operation's engine is stopped: the wait that it showed last says nothing of now.
 void mark_stopped(v1::Operation& operation);
 void sort(v1::ListOperationsResponse& list);
 
-// Of one engine, and of those of other nodes that its table shows. `list` has `engine`.
+// Adds one engine, and the engines of other nodes in its table. `list` has `engine`.
 void add_far_engines(v1::ListFarEnginesResponse& list, v1::NetworkEngine& engine, const abi::FarTable& table,
                      std::uint64_t now_ns);
 void sort(v1::ListFarEnginesResponse& list);
 
-// Of sessions, ranks and groups, all in one: a group's sum needs the counts of its ranks.
+// The pages give statistics of sessions, ranks and groups, all in one: a group's sum needs the counts of its
+// ranks.
 struct DevicePage {
   const std::string& device;
   const abi::EnginePage& page;
 };
 v1::GetStatisticsResponse message_of(const std::vector<DevicePage>& pages);
 
-// Of all kinds of messages in lists.
+// Sorts lists of messages of any kind.
 template <typename Messages, typename Key>
 void sort_by(Messages& messages, const Key& key) {
   std::sort(messages.pointer_begin(), messages.pointer_end(),

@@ -99,7 +99,7 @@ Status still_there(const MpsControl::Target& target) {
   return has_ended(target.pidfd.get()) ? not_found(process + " has ended") : Status{};
 }
 
-// The program always exits with 0. What the server returned is in its last line, after the error.
+// The program always exits with 0. Its last line, after the error, has what the server returned.
 Status judge_termination(const std::string& said) {
   const std::string line = one_line(said);
   if (line == "0") return {};
@@ -208,7 +208,7 @@ Result<std::string> MpsControl::terminate_now(const Question& question) const {
   return not_found("MPS knows no client " + pid);
 }
 
-// What the program answers to one command: numbers, one a line, or nothing.
+// Runs one command and returns the program's answer: numbers, one a line, or nothing.
 Result<std::string> MpsControl::run(const std::string& command, std::uint64_t due_ns) const {
   Result<Pipe> in = make_pipe();
   if (!in.ok()) return in.status();
@@ -228,7 +228,7 @@ Result<std::string> MpsControl::run(const std::string& command, std::uint64_t du
   pollfd entries[] = {{out->read.get(), POLLIN, 0}, {stop_.get(), POLLIN, 0}};
   while (text.size() < kMostOutput) {
     const std::uint64_t now = clock_.now_ns();
-    // What the program has said is read even if this thread comes late.
+    // The program's output is read even if this thread comes late.
     const int left_ms = due_ns > now ? static_cast<int>((due_ns - now) / kMsNs + 1) : 0;
     const int ready = ::poll(entries, 2, left_ms);
     if (ready < 0 && errno == EINTR) continue;

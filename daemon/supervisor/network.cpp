@@ -52,7 +52,7 @@ std::string text_of(const sockaddr& address) {
   return text;
 }
 
-// Of all interfaces, in the kernel's order. None: `error` says why they can't be listed.
+// Addresses of all interfaces, in the kernel's order. None: `error` says why they can't be listed.
 std::vector<InterfaceAddress> interface_addresses(std::string& error) {
   std::vector<InterfaceAddress> all;
   ifaddrs* list = nullptr;
@@ -216,8 +216,8 @@ NetworkChoice choose_network(const cluster::Settings& settings, const std::strin
 
 namespace {
 
-// Whether each of these transports is of an RDMA card, which checks what it carries. What is not known does
-// not.
+// Whether each of these transports is of an RDMA card, which checks what it carries. Unknown ones count as
+// others.
 bool is_rdma(const std::string& transports) {
   constexpr std::string_view kRdma[] = {"ib",      "rc", "rc_v", "rc_x",   "rc_verbs",
                                         "rc_mlx5", "ud", "ud_v", "ud_x",   "ud_verbs",

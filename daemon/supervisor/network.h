@@ -1,4 +1,4 @@
-// What engines are told of the network between nodes.
+// The settings of the network between nodes that engines receive.
 #pragma once
 
 #include "supervisor/config.h"
@@ -12,7 +12,7 @@ namespace epd::supervisor {
 // The interfaces for engines, as far as they are known now.
 struct NetworkChoice {
   std::string devices;  // UCX_NET_DEVICES; "": none is known, and engines open no network
-  // By which UCX listens, one of each interface. None: they have none, or are no interfaces of the kernel.
+  // UCX listens at these, one of each interface. None: they have none, or are no interfaces of the kernel.
   std::vector<std::string> addresses;
   std::vector<std::string> held;  // all addresses of these interfaces
   std::string problem;            // why `devices` is empty

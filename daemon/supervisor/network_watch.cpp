@@ -55,8 +55,8 @@ void NetworkWatch::note_engines() {
   }
 }
 
-// What two looks in a row have seen counts: addresses and routes come one after the other. Returns whether
-// this one was like the one before.
+// A choice counts when two polls in a row have seen it: addresses and routes come one after the other.
+// Returns whether this poll was like the one before.
 bool NetworkWatch::take(const NetworkChoice& seen) {
   const bool again = seen_ == seen;
   seen_ = seen;

@@ -24,11 +24,11 @@ class NetworkWatch {
   };
   NetworkWatch(const Rooms& rooms, const Parts& parts) : rooms_(rooms), parts_(parts) {}
 
-  // To be called in each turn, after the fleet's: engines start there.
+  // Must be called in each turn, after the fleet's tick: engines start there.
   void tick();
   std::uint64_t next_due_ns() const;
 
-  // What is wrong with the network that the engine was started with; "": nothing.
+  // The fault of the network that the engine was started with; "": none.
   std::string problem(std::uint32_t device) const;
 
  private:

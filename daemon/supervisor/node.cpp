@@ -136,7 +136,7 @@ std::uint64_t Node::turn_of_cluster() {
     cluster_->leave();
   }
   if (phase != DaemonPhase::kStarting) told_cluster_ = phase;
-  // What the coordinator on this node decides about this node's events comes at once.
+  // Decisions of a coordinator on this node about this node's events come at once.
   do {
     cluster_->tick();
   } while (orders_.carry_out_all());

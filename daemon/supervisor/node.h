@@ -33,7 +33,7 @@ namespace epd::supervisor {
 
 class Node {
  public:
-  // What exists before the node and outlives it. `deadlines` is the loop's clock.
+  // Objects that exist before the node and outlive it. `deadlines` is the loop's clock.
   struct Ground {
     Loop& loop;
     const Clock& clock;

@@ -1,5 +1,5 @@
-// What an operator may do and change: rights, settings of devices and groups, evictions, restarts of engines.
-// See ControlFacade.
+// The commands of operators: rights, settings of devices and groups, evictions, restarts of engines. See
+// ControlFacade.
 #pragma once
 
 #include "gpu_work.h"
@@ -34,7 +34,7 @@ class OperatorCommands {
                                             const std::string& reason);
   Status evict_session(const Operator& by, std::uint64_t session_id, const std::string& reason);
   Status restart_device(const Operator& by, const std::string& name);
-  // By what SetGroupRequest allows. Users choose names, so none of them hides an id.
+  // Accepts the names and ids that SetGroupRequest allows. Users choose names, so none of them hides an id.
   Result<const membership::Group*> find_group(const std::string& text) const;
 
  private:

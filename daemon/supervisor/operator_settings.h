@@ -1,5 +1,5 @@
-// What engines are to use: by the configuration, by joins, and by what an operator has set. The operator's
-// settings override both.
+// Settings that engines are to use: by the configuration, by joins, and by an operator. The operator's
+// settings override the others.
 #pragma once
 
 #include "proto/link.h"

@@ -1,4 +1,4 @@
-// What /proc says of a process. Each function returns false for a process that does not exist, and where
+// State of processes from /proc. Each function returns false for a process that does not exist, and where
 // /proc hides the processes of other users. From any thread.
 #pragma once
 

@@ -1,4 +1,4 @@
-// What sources of the configuration say that is not allowed, so that all of it is told at once.
+// Collects everything in the configuration's sources that is not allowed, so that one message tells it all.
 #pragma once
 
 #include "common/status.h"

@@ -1,5 +1,5 @@
-// What the parts of the supervisor work on. The node owns one of each. All belong to the loop, unless a
-// declaration says otherwise.
+// The objects that the parts of the supervisor share. The node owns one of each. All belong to the loop,
+// unless a declaration says otherwise.
 #pragma once
 
 #include "base/clock.h"

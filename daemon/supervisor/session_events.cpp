@@ -65,7 +65,7 @@ void SessionEvents::session_closed(Session session, const std::string& how) {
   parts_.gpu_work.session_closed(session.id);
   if (!how.starts_with(session::kEnded)) rooms_.memory.give_up(session.id);
   record_losses(rooms_.deciders, session.id, std::nullopt, how);
-  // What the other ranks read. A process that has died can't be looked up any more.
+  // The other ranks read this text. A process that has died can't be looked up any more.
   const bool named = how == session::kDied && !session.peer.program.empty();
   rooms_.deciders.handle(membership::SessionClosed{
       local(session.id), named ? how + " (program " + session.peer.program + ")" : how});
@@ -87,7 +87,7 @@ void SessionEvents::join_requested(const Session& session, std::uint32_t request
     if (status.ok() && join.priority <= abi::kMaxPriority)
       status = rooms_.config->access.may_take_priority(caller, join.priority);
   }
-  // What the coordinator would refuse is not sent: such a frame would be malformed.
+  // A join that the coordinator would refuse is not sent: such a frame would be malformed.
   if (status.ok() && join.shape.span == abi::Span::kCluster)
     status = membership::check_join(join, memory.size());
   const auto num_memories = static_cast<std::uint32_t>(memory.size());
@@ -138,8 +138,8 @@ Status SessionEvents::keep_memory(std::uint32_t uid, std::vector<UniqueFd> memor
   return {};
 }
 
-// An engine may open what a process of another user has exported, and a handle does not say reliably of which
-// process it is. Under MPS all processes on the GPU are one user's.
+// An engine may open memory that a process of another user has exported, and a handle does not say reliably
+// which process exported it. Under MPS all processes on the GPU are one user's.
 Status SessionEvents::check_map(const Session& session, const abi::MapMemory& message,
                                 const std::vector<UniqueFd>& memory) const {
   const DeviceList::Device& device = rooms_.devices[session.device];

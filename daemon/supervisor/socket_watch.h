@@ -1,5 +1,5 @@
-// Whether the files of the daemon's sockets are still there. Whoever may write in their directory can remove
-// them: the daemon goes on, and nobody can connect any more.
+// Whether the files of the daemon's sockets are still there. Any process that may write in their directory
+// can remove them: the daemon continues, and nobody can connect any more.
 #pragma once
 
 #include "base/socket_use.h"
@@ -14,7 +14,7 @@ class SocketWatch {
  public:
   // Both listen. From now on their files are to stay.
   void begin(const std::string& attach_socket, const std::string& control_socket);
-  // To be called in each turn. Looks once a second at most; what has changed is an event.
+  // Must be called in each turn. Polls once a second at most; each change is an event.
   void tick(std::uint64_t now_ns);
   // "" if nothing is wrong.
   const std::string& problem() const { return problem_; }

@@ -1,4 +1,4 @@
-// What the engines count, read from their pages without asking them.
+// The engines' counts, read from their pages without asking them.
 #include "messages.h"
 
 #include <atomic>

@@ -1,4 +1,4 @@
-// What each user has, and what it may have.
+// The holdings and limits of each user.
 #include "control_reads.h"
 #include "live_config.h"
 #include "member_memory_store.h"

@@ -33,7 +33,7 @@ void add(WaitSum& sum, const WaitSum& more) {
   sum.arrived_ns += more.arrived_ns;
 }
 
-// Of a board; who maps it may write there, and this only reads.
+// Reads a board. Processes that map it may write there.
 abi::RankWaits waits_in(const Mapping& board, const abi::GroupShape& shape) {
   return abi::RankWaits::in(board.bytes(), shape);
 }

@@ -1,5 +1,5 @@
-// What the ranks of groups have waited for each other (proto/waits.h), as messages. No loop here: memory is
-// read while engines write it.
+// The time that ranks of groups have waited for each other (proto/waits.h), as messages. No loop here: memory
+// is read while engines write it.
 #pragma once
 
 #include "common/memory.h"
@@ -23,7 +23,7 @@ struct WaitSum {
   std::uint64_t arrived_ns = 0;
 };
 
-// What is counted behind the board, added to `sums`, by the rank that was waited for.
+// Adds the waits that are counted after the board to `sums`, by the rank that was waited for.
 void add_waits(std::vector<WaitSum>& sums, const Mapping& board, const abi::GroupShape& shape);
 
 struct WaitingRank {

@@ -18,10 +18,10 @@ struct ListenerOptions {
   std::optional<gid_t> group;  // owner group of the socket; none: the process's
 };
 
-// A listening SOCK_SEQPACKET socket. Beside it is "<path>.lock", which stays locked while the daemon lives.
-// So a living daemon's socket (refused: RESOURCE_EXHAUSTED with its pid) differs from a dead one's (removed).
-// A socket at which any other process listens is refused likewise. A missing directory is made. remove() or
-// the destructor removes the socket file, if it is still this one, and that of the lock.
+// A listening SOCK_SEQPACKET socket. The file "<path>.lock" beside it stays locked while the daemon lives. So
+// a living daemon's socket (refused: RESOURCE_EXHAUSTED with its pid) differs from a dead one's (removed). A
+// socket at which any other process listens is also refused. A missing directory is made. remove() or the
+// destructor removes the lock's file, and the socket file if it is still this one.
 class Listener {
  public:
   Listener() = default;

@@ -47,7 +47,7 @@ struct Session {
 
 // A text of the client for logs and messages, safe for a terminal.
 std::string printable(const char* text, std::size_t length);
-// What a client is told.
+// The refusal that a client receives for `status`.
 abi::Refused refusal(const Status& status);
 // The process for people: its pid or, in another PID namespace, "4711@node7?", which the client claims.
 std::string process_name(const Session& session);

@@ -1,5 +1,5 @@
-// Who may attach, to which devices, which groups they may join, how much of each they may hold, and who may
-// operate the daemon. Immutable and without I/O. Names of users and groups become numbers when the
+// Decides who may attach, to which devices, which groups they may join, how much of each they may hold, and
+// who may operate the daemon. Immutable and without I/O. Names of users and groups become numbers when the
 // configuration is read: the system's answer may be slow (LDAP), and would delay the supervisor's loop.
 #pragma once
 
@@ -14,13 +14,13 @@
 
 namespace epd::supervisor {
 
-// Who asks, according to the kernel.
+// The user who asks, according to the kernel.
 struct Caller {
   std::uint32_t uid = 0;
   const std::vector<std::uint32_t>& gids;  // primary and supplementary
 };
 
-// What a caller of the control plane may do. Each right includes those before it.
+// Rights on the control plane. Each right includes those before it.
 enum class Right : std::uint32_t { kNone, kRead, kChange };
 
 // For callers to whom no rule applies, and for what a rule leaves open.

@@ -143,7 +143,7 @@ struct ConfigSources {
   std::map<std::string, std::string> flags;        // key -> value
 };
 
-// What else the daemon reads from the environment: EPD_CONFIG and systemd's variables.
+// The daemon's environment: the options, EPD_CONFIG and systemd's variables.
 struct Environment {
   std::map<std::string, std::string> options;
   std::string config_path;        // EPD_CONFIG
@@ -166,11 +166,11 @@ Result<Config> reload_config(const Config& current, const ConfigSources& sources
 // variable.
 Status with_origins(const Config& config, const Status& refusal);
 
-// What is allowed, and probably a mistake: ignored variables, lingering without a GPU, a private key that
-// everybody may read.
+// Settings that are allowed and probably a mistake: ignored variables, lingering without a GPU, a private key
+// that everybody may read.
 std::vector<std::string> warnings_of(const Config& config, const Environment& environment);
 
-// What an operator may set while the daemon runs: log.level and limits.*.
+// Whether an operator may set the option while the daemon runs: log.level and limits.*.
 bool is_settable(const std::string& key);
 // `config` with other values of such options, by key; their origin is "operator". INVALID_ARGUMENT naming the
 // key, the value and what is allowed.

@@ -1,5 +1,5 @@
-// What the control plane may ask of the supervisor. Any thread may make these calls. They are carried out on
-// the supervisor's loop, which never blocks, so they return within milliseconds. DEADLINE_EXCEEDED if the
+// The requests of the control plane to the supervisor. Any thread may make these calls. They are carried out
+// on the supervisor's loop, which never blocks, so they return within milliseconds. DEADLINE_EXCEEDED if the
 // loop has not answered within two seconds. ABORTED if it is stopping. A change does not happen after its
 // caller got such an error, or has gone.
 #pragma once
@@ -53,10 +53,10 @@ struct GroupSettingsChange {
   bool unset_priority = false;
   bool unset_linger_us = false;
 };
-// By key; no value: as the configuration says again.
+// Maps keys to values. No value: the configuration decides again.
 using OptionSettings = std::map<std::string, std::optional<std::string>>;
 
-// Who asks for something on the control socket, or by a signal, according to the kernel.
+// The process that makes a request on the control socket, or by a signal, according to the kernel.
 struct Operator {
   std::uint32_t uid = 0;
   std::int32_t pid = 0;  // 0: in another PID namespace
@@ -98,7 +98,7 @@ class ControlFacade {
   virtual Result<v1::GetWaitsResponse> waits(const WaitsWanted& wanted) = 0;
   // Up to `limit` events after number `after`. Waits up to `wait_ms` for one. Does not use the loop.
   virtual Result<EventBatch> events(std::uint64_t after, std::size_t limit, std::uint32_t wait_ms) = 0;
-  // PERMISSION_DENIED names the caller, `what` ("drain") and the rule. Whoever serves the calls must ask
+  // PERMISSION_DENIED names the caller, `what` ("drain") and the rule. The server of the calls must ask
   // first. The functions below do not check `by` again; they record it. Does not use the loop.
   virtual Status authorize(const Operator& by, Right wanted, const std::string& what) = 0;
   // Admits nobody from now on, and waits for sessions to end. After timeout_ms (0: the configured drain
