@@ -69,7 +69,7 @@ add_libraries() {
   done < <(for program in "$stage"/bin/*; do ldd "$program"; done | awk '/=>/ {print $1, $3}' | sort --unique)
 }
 
-# Debian 12's C++ runtime takes arc4random from glibc 2.36, for std::random_device. It is linked anew from the
+# Debian 12's C++ runtime takes arc4random from glibc 2.36, for std::random_device. The runtime is linked again from the
 # same objects, with an arc4random of its own.
 relink_runtime() {
   local objects
@@ -121,7 +121,7 @@ add_licences() {
     fi
   done < <(
     { sed 'p; s|^/usr||' "$work/copied" | xargs dpkg-query --search 2>/dev/null || true; } | cut -d: -f1 | sort --unique
-    # Of these the headers are compiled in.
+    # The headers of these packages are compiled in.
     printf '%s\n' libcli11-dev libtomlplusplus-dev nlohmann-json3-dev libspdlog-dev libfmt-dev libboost-dev
   )
 }

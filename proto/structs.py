@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 from typing import NamedTuple
 
-# Of each kind of number: its type in C++, the lowest and the highest one.
+# For each kind of number: its type in C++, the lowest and the highest one.
 NUMBERS = {
     "uint32": ("std::uint32_t", "0", "kAnyWord"), "uint64": ("std::uint64_t", "0", "kAny"),
     "fixed64": ("std::uint64_t", "0", "kAny"), "int32": ("std::int32_t", "kLeastInt", "kMostInt"),

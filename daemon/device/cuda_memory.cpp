@@ -39,7 +39,7 @@ Result<std::uint64_t> rounded(const CudaDriver& driver, const CUmemAllocationPro
   return (bytes + unit - 1) / unit * unit;
 }
 
-// Of several calls, the first that failed.
+// Keeps the first failure of several calls.
 struct Failure {
   const char* call = nullptr;
   CUresult result = CUDA_SUCCESS;
@@ -247,8 +247,8 @@ constexpr CUmemLocation of_device(CUdevice device) {
   return location;
 }
 
-// Maps the memory for the named locations, of which a GPU may be a peer of the memory's own GPU. `size` is a
-// piece's, a multiple of the granularity.
+// Maps the memory for the named locations. A GPU among them may be a peer of the memory's own GPU. `size` is
+// a piece's, a multiple of the granularity.
 std::unique_ptr<Arena> map_handles(const CudaDriver& driver, std::initializer_list<CUmemLocation> who,
                                    std::span<const Import> pieces, std::uint64_t size, Failure& failure) {
   CUdeviceptr base = 0;

@@ -92,7 +92,7 @@ class HostCalls final : public CallPort, private OperationPeers {
   bool looked_ = false;
   Ring ring_{};
 
-  // Of the call that runs.
+  // These describe the call that runs.
   std::optional<HostOperation> running_;
   abi::PackedCall packed_{};
   kernels::TakenCall call_{};

@@ -71,7 +71,7 @@ class HostCrossing final : private far::Receiver {
   bool sent() const;
   // A rank that the rank's own part waits for, or OperationInFlight::kNobody.
   std::uint32_t awaited() const;
-  // What it waits for, as text for people; "" if for nothing.
+  // The message or rank of another node that it waits for, as text for people; "" if there is none.
   std::string waits_for() const;
 
  private:

@@ -9,7 +9,7 @@
 //               pulled and summed (combine)
 // wait_arrived  until every rank is done with this rank's arena
 //
-// What grows with tokens, experts or ranks is done in pieces of some ten microseconds: a step does one.
+// Work that grows with tokens, experts or ranks is done in pieces of some ten microseconds: a step does one.
 //
 // In a group whose ranks are on several nodes all ranks above are those of this node; HostCrossing does the
 // rest, also while the operation waits: moving (combine) ends when the crossing has merged the output.
@@ -49,8 +49,8 @@ class HostOperation final : public OperationInFlight {
   HostOperation(kernels::Kind kind, const kernels::Operation& op, const Needs& needs);
   ~HostOperation() override;
 
-  // Does one short piece of work on the calling thread. False: the operation waits, or has ended. What it
-  // waits for rings the engine.
+  // Does one short piece of work on the calling thread. False: the operation waits, or has ended. The end of
+  // the wait rings the engine's bell.
   bool advance();
   // Whether advance() would do something.
   bool can_advance() const;
@@ -65,7 +65,7 @@ class HostOperation final : public OperationInFlight {
   }
   // Once this is true, counts() and result() may be read.
   bool counted() { return counted_; }
-  // Of a dispatch: its inputs are no longer read.
+  // For a dispatch: its inputs are no longer read.
   bool sent() { return sent_ && (crossing_ == nullptr || crossing_->sent()); }
   bool ended() { return ended_; }
   const kernels::Placement& counts() { return plan_->placement; }
@@ -82,7 +82,7 @@ class HostOperation final : public OperationInFlight {
  private:
   using OpError = kernels::OpError;
 
-  // What the next step does. A stage has several parts.
+  // The work of the next step. A stage has several parts.
   enum class Part {
     kPlan,      // planning: choices are read, and become a plan
     kList,      //   tokens of far nodes

@@ -57,7 +57,7 @@ struct Share {
   std::int32_t priority = 0;  // SMs take the highest first
 };
 
-// Tokens or rows [0, items), divided into chunks that SMs claim. What its arguments point to must live until
+// Tokens or rows [0, items), divided into chunks that SMs claim. The targets of its arguments must live until
 // it is done or destroyed. The destructor waits for the chunks that run, which are short.
 class RowWork {
  public:

@@ -26,7 +26,7 @@ inline void give_signal(abi::SignalLine& line, std::uint64_t tag, std::uint64_t 
   store_release(line.tag, tag);
 }
 
-// Of a signal that was seen.
+// When a signal that was seen was given.
 inline std::uint64_t given_at(const abi::SignalLine& line) {
   return std::atomic_ref(const_cast<std::uint64_t&>(line.at_ns)).load(std::memory_order_relaxed);
 }

@@ -75,7 +75,7 @@ std::uint32_t SignalCopy::awaited(const SignalledOperation& op, std::uint32_t fr
   }
 }
 
-// Who is missing now was missing at the look before, if that was at the same stage.
+// A rank that is missing now was also missing at the poll before, if that was at the same stage.
 void SeenWaits::look(const SignalCopy& signals, const SignalledOperation& op, const abi::RankWaits& counted) {
   if (op.tag == tag_ && signals.begun_ns == seen_ns_) return;
   const OpStage stage = signals.stage(op);

@@ -117,7 +117,7 @@ void WorkerCalls::write_divisions() const {
   lane_.device_.write(divisions(), all.data(), all.size() * sizeof(WorkDivision));
 }
 
-// The numbers of results, and of runs of captured calls, continue likewise.
+// The numbers of results, and of runs of captured calls, also continue.
 void WorkerCalls::write_results() {
   auto& results = *reinterpret_cast<abi::Results*>(layout_.results->bytes());
   std::vector<ResultRuns> runs_of(abi::kReplayedResults);

@@ -45,7 +45,7 @@ class WorkerLane final : public Lane {
   LaneOnHost* on_host() const { return reinterpret_cast<LaneOnHost*>(memory_.host); }
   // Fills in the lane's workspace, of an operation that has no other part of the lane's.
   void describe_workspace(Operation& op) const;
-  // Of a main kernel, and of these what a gate asks for beyond the guaranteed ones.
+  // The CTAs of a main kernel, and the SMs that a gate asks for beyond the guaranteed ones.
   std::uint32_t ctas() const;
   std::uint32_t asked_sms() const;
   void take_stream();

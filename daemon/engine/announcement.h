@@ -1,4 +1,4 @@
-// What ranks announce to each other about an operation, and how a difference is described.
+// Compares the announcements of ranks about an operation, and describes a difference.
 #pragma once
 
 #include "proto/exchange.h"

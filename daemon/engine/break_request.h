@@ -1,4 +1,4 @@
-// What this engine asks the supervisor for when an operation fails, or when the numbers of an epoch run out.
+// The engine's request to the supervisor when an operation fails, or when the numbers of an epoch run out.
 #pragma once
 
 #include "group.h"

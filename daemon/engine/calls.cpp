@@ -86,10 +86,10 @@ void Calls::resume(bool fresh) {
                 routes, epoch_view(member_), peer_views(group_), memory_table(group_), bells});
 }
 
-// The member begins where its board says. The board follows what an engine has looked at, so it may be behind
-// what the device has done. All operations before the last one that a rank has announced have ended, and
-// peers have begun at most one more. If the group went on from the board's number, they would need routings
-// that their later dispatches have overwritten in both halves of their records.
+// The member begins where its board says. The board follows the engine's polls, so it may be behind the
+// device's progress. All operations before the last one that a rank has announced have ended, and peers have
+// begun at most one more. If the group continued from the board's number, they would need routings that their
+// later dispatches have overwritten in both halves of their records.
 void Calls::catch_up() {
   const abi::ExchangeArenaLayout& layout = group_.exchange_layout;
   std::vector<abi::SignalLine> lines(group_.shape.depth);  // in each block the rank's own line

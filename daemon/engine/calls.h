@@ -24,7 +24,7 @@ class Calls final : private device::CallGroup {
   void follow_settings(std::uint32_t timeout_ms, std::uint32_t linger_us);
 
   bool by_kernels() const { return member_.lane->by_kernels(); }
-  // When look() has to be called again, if no bell rings before. Of a host device.
+  // When look() has to be called again on a host device, if no bell rings before.
   std::uint64_t next_look_ns() const;
 
   void halt() { port_.halt(); }

@@ -37,7 +37,7 @@ kernels::Shape device_shape(const abi::GroupShape& s) {
   return shape;
 }
 
-// Of all formats beyond the first.
+// Sets all formats beyond the first.
 void set_more_formats(const abi::GroupShape& s, kernels::RowFormat (&more)[abi::kMaxMoreFormats]) {
   for (std::uint32_t i = 1; i < s.num_formats(); ++i) more[i - 1] = row_format(s.with_format(i));
 }

@@ -1,5 +1,5 @@
-// What the loop does for the device as a whole: it lets the device continue, counts what the device reports,
-// and checks now and then whether it has failed.
+// The loop's work for the device as a whole: it lets the device continue, counts what the device reports, and
+// checks now and then whether it has failed.
 #pragma once
 
 #include "device/device.h"

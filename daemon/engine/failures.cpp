@@ -31,7 +31,7 @@ std::int64_t refused_value(const Subject& subject, Launcher& launcher, const OpR
   return value >= kMost ? value : result.value;
 }
 
-// Which field of which announcement differs, from a copy of the block.
+// Names the field and the announcement that differ, from a copy of the block.
 std::string disagreement_text(const Subject& subject, Launcher& launcher) {
   const Group& group = subject.member.group;
   std::vector<abi::OpAnnouncement> all(group.shape.num_ranks);
@@ -112,8 +112,8 @@ std::string awaited_text(const Group& group, std::uint32_t rank, std::uint64_t s
 namespace {
 
 // Which rank is late, where the device found `found` missing. Kernels do not look at `called`: a rank that
-// has called may wait for another one. Among the missing ranks, one whose engine stands still comes first:
-// the others may have called, and their engines have not taken it.
+// has called may wait for another one. Among the missing ranks, one whose engine is stopped comes first: the
+// others may have called, and their engines have not taken it.
 std::uint32_t late_rank(const Subject& subject, Launcher& launcher, std::uint32_t found, std::uint64_t now_ns,
                         std::uint64_t bell_ns) {
   const Member& member = subject.member;

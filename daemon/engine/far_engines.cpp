@@ -24,7 +24,7 @@ constexpr std::uint64_t kRoundTripNs = 1'000'000'000;
 constexpr std::uint64_t kTellCorruptNs = 100'000'000;   // a break lasts about as long
 constexpr std::uint64_t kNameDropsNs = 10'000'000'000;  // between two lines in the log about one engine
 constexpr EngineId kNobody = 0;                         // no engine has this number
-// What a gateway is told of the ranks and experts of its node.
+// A gateway receives this announcement of the ranks and experts of its node.
 constexpr std::uint64_t kAnnouncementBytes =
     sizeof(abi::FarAnnouncement) + sizeof(std::uint32_t) * (std::uint64_t{abi::kMaxRanks} + abi::kMaxExperts);
 
@@ -328,7 +328,7 @@ std::uint64_t FarEngines::next_ping_ns(const Peer& peer) const {
 
 // ---- for people
 
-// What was dropped, in a line for each engine and pause.
+// Logs the messages that were dropped, in a line for each engine and pause.
 void FarEngines::name_drops(std::uint64_t now_ns) {
   std::erase_if(named_ns_, [&](const auto& named) { return now_ns >= named.second + kNameDropsNs; });
   std::erase_if(page_.untold_drops(), [&](const auto& entry) {

@@ -40,7 +40,7 @@ class FarPage final : public far::Ledger {
   std::string node_name(far::EngineId engine) const override;
   void dropped(far::EngineId engine, far::Drop why, std::uint64_t times = 1) override;
 
-  // What was dropped since it was taken, by engine.
+  // The messages dropped since the map was last emptied, by engine.
   std::map<far::EngineId, far::DropCounts>& untold_drops() { return untold_drops_; }
   const std::map<far::EngineId, far::DropCounts>& untold_drops() const { return untold_drops_; }
 

@@ -101,11 +101,11 @@ void FarProxy::order(ToThread command) {
   wake();
 }
 
-// False: there is no room. The loop is notified when there is.
+// False: the ring is full. The loop is notified when it has space.
 bool FarProxy::push(ToThread& command) {
   if (to_thread_.push(command)) return true;
   ring_was_full_.store(true, std::memory_order_seq_cst);
-  return to_thread_.push(command);  // the thread may have made room before it could see that
+  return to_thread_.push(command);  // the thread may have made space before it could see that
 }
 
 void FarProxy::send_orders() {
@@ -242,7 +242,7 @@ void FarProxy::forget(far::EngineId engine) {
   peers_.erase(peer);
 }
 
-// WOULD_BLOCK: there is no room. OK: the message is under way. Any other status: message and peer are lost.
+// WOULD_BLOCK: there is no space. OK: the message is under way. Any other status: message and peer are lost.
 Status FarProxy::send_one(const Peer& peer, std::unique_ptr<far::Message>& message) {
   const std::uint64_t cookie = ++last_;
   Status status =

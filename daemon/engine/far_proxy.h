@@ -1,8 +1,9 @@
 // The thread that owns an engine's transport. For the engine's loop it is a far::Port. Two rings connect
 // them: messages, releases and peers go to the thread; events and sent messages come back. Neither side waits
-// for the other. What finds no room in a ring is kept, and the other side is woken for it.
+// for the other. A side keeps what a full ring does not take, and is woken when the ring has space.
 //
-// Each connect() begins a new connection. What an earlier connection of that engine still brings is ignored.
+// Each connect() begins a new connection. Messages that an earlier connection of that engine still brings are
+// ignored.
 //
 // The thread polls for a while after work. Then it arms the transport and sleeps, at most
 // transport::kMaxSleepMs at a time. It tells the loop by `notify`, which rings the loop's bell if it sleeps.

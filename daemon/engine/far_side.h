@@ -1,4 +1,4 @@
-// What a group whose ranks are on several nodes knows of the other nodes, in this engine: its view, the
+// A group whose ranks are on several nodes, as this engine sees the other nodes: the group's view, the
 // far::FarGroup of each epoch, and the greetings. For clients an epoch has begun when each far engine that
 // serves an active rank has sent its greeting. Then both sides have the same shape and view, they reach each
 // other, and nobody sends to an engine that has not entered the epoch.
@@ -54,7 +54,7 @@ class FarSide {
 
   // ---- epochs
 
-  // What lanes need of the group. `device` is this engine's device, the same at each call.
+  // The lanes' view of the group. `device` is this engine's device, the same at each call.
   far::FarGroup& group(std::uint32_t device);
   // Why the group's records don't fit into windows and messages; OK if they do.
   Status check_sizes(std::uint64_t max_body_bytes) const;

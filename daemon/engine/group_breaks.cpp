@@ -23,7 +23,8 @@ Status Groups::stop_member(const abi::MemberRef& message) {
   return {};
 }
 
-// What a rank has called: on a host device with the call that runs, on a GPU when nothing runs any more.
+// Reports what each rank has called: on a host device with the call that runs, on a GPU when nothing runs any
+// more.
 void Groups::answer_stops() {
   std::erase_if(stops_, [this](abi::MemberRef& reply) {
     Group* group = find(reply.group_id);

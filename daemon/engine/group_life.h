@@ -46,7 +46,8 @@ class GroupLife {
   bool may(GroupPhase next) const;
   // `next` must be a phase that may follow.
   void enter(GroupPhase next);
-  // Whether a fatal break may come. It may come again to a group that is_lost(): then kBroken is owed again.
+  // Whether a fatal break may come. It may come again to a group that is_lost(): then kBroken is pending
+  // again.
   bool may_lose() const { return may(after_loss()); }
   void lose() { enter(after_loss()); }
 

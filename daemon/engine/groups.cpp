@@ -136,7 +136,7 @@ void Groups::drop_member(Group& group, std::uint32_t rank) {
   std::erase_if(group.members, [member](const auto& entry) { return entry.get() == member; });
 }
 
-// To be called before the member is destroyed.
+// Must be called before the member is destroyed.
 void Groups::end_member(Member& member) {
   if (member.session != nullptr) std::erase(member.session->members, &member);
   journals_.remove(member);

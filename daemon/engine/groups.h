@@ -1,6 +1,6 @@
 // The groups that this engine serves, from kGroupBegin to kGroupRemoved. Ranks join and leave. Groups begin,
-// break and continue as the supervisor orders. Nothing here blocks: an answer that is owed is sent in the
-// round in which its condition is met.
+// break and continue as the supervisor orders. Nothing here blocks: a pending answer is sent in the round in
+// which its condition is met.
 #pragma once
 
 #include "far_engines.h"

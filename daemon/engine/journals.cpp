@@ -118,7 +118,7 @@ void Journals::halt_lost() {
     const Group& group = member->group;
     if (!group.life.is(GroupPhase::kLosing)) continue;
     const std::uint64_t since = std::max(group.broken_ns, member->calls->last_end_ns);
-    // What kernels have begun is not known.
+    // The calls that kernels have begun are not known.
     const bool over = member->calls->by_kernels() && clock_.round_ns() >= since + kGraceNs;
     if (member->next_index() >= group.cause.fail_from || member->failed_from != kNoFailure || over)
       member->calls->halt();

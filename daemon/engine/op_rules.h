@@ -1,4 +1,4 @@
-// What a correct client library never asks for, in words.
+// Names the fields of requests that a correct client library never sends.
 #pragma once
 
 #include "proto/operation.h"

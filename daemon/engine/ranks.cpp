@@ -88,7 +88,7 @@ Status Ranks::map_memory(Group& group, const abi::GroupMemory& message, const Pa
   auto& all = group.ranks[message.rank].mapped;
   if (all.empty()) all.resize(abi::kMaxMapped);
   GroupRankMemory::Mapped& mapped = all[range.number];
-  // Whoever comes while this engine is told of the group is told twice.
+  // A range that is mapped while the supervisor describes the group to this engine arrives twice.
   if (range.by != abi::MemoryBy::kNothing && mapped.memory.generation() == range.generation) return {};
   const auto set = [&](const abi::MappedMemory& memory) {
     mapped.memory = memory;

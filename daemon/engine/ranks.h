@@ -1,4 +1,4 @@
-// What this engine has of the ranks of its groups: their memory and the engines that serve them. Those that
+// This engine's share of the ranks of its groups: their memory and the engines that serve them. Ranks that
 // its own device serves are members and have lanes.
 #pragma once
 

@@ -25,7 +25,7 @@ class Reclaimer {
   void take(GroupRankMemory& rank);
   void take(device::Lane& lane);
   void take(Member& member);
-  // To be called when everything that was taken before is freed.
+  // `call` runs when everything that was taken before is freed.
   void then(std::function<void()> call) { things_.push_back({{}, {}, std::move(call)}); }
 
   bool empty() const { return things_.empty(); }

@@ -63,7 +63,7 @@ bool Starts::refuse(Owed& owed) {
   return true;
 }
 
-// What the group waits for; "" if for nothing.
+// The rank or engine that the group waits for; "" if there is none.
 std::string Starts::awaited(const Group& group) const {
   if (const Member* const late = late_member(group); late != nullptr)
     return "rank " + std::to_string(late->rank) + " waits for " + device_ + " to take the epoch";

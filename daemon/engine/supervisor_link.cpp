@@ -54,7 +54,7 @@ void SupervisorLink::send_bytes(LinkType type, const void* body, std::size_t byt
 
 void SupervisorLink::say_device_failed() {
   flush();
-  // If there is no room, the end of the process will tell.
+  // If the socket has no space, the end of the process will tell.
   if (backlog_.empty())
     (void)send_packet(socket_.get(), static_cast<std::uint16_t>(LinkType::kDeviceFailed), 0, nullptr, 0);
 }

@@ -1,7 +1,7 @@
-// The engine's end of its link to the supervisor. A message that comes is given to the handler of its type. A
-// message that is sent waits here while the socket has no room. Both ends of the link are epd's own. So a
-// message that makes no sense is logged and ends the engine, because nothing can be trusted then. The
-// supervisor restarts it.
+// The engine's end of its link to the supervisor. Each message that arrives is given to the handler of its
+// type. A message to the supervisor waits here while the socket has no space. Both ends of the link are epd's
+// own. So a message that makes no sense is logged and ends the engine, because nothing can be trusted then.
+// The supervisor restarts it.
 #pragma once
 
 #include "base/clock.h"

@@ -43,7 +43,7 @@ std::vector<Option> make_table() {
        {},
        "",
        kFixed,
-       "Permissions of the attach socket, octal. Who may open it may use the daemon."},
+       "Permissions of the attach socket, octal. Users who can open it may use the daemon."},
       text("daemon.socket_group", "", &C::socket_group, "",
            "Group that owns the attach socket, by name or number; empty: the group of the daemon."),
       {"daemon.control_socket_mode",
@@ -55,7 +55,7 @@ std::vector<Option> make_table() {
        {},
        "",
        kFixed,
-       "Permissions of the control socket, octal. Whoever may open it is trusted with the daemon's "
+       "Permissions of the control socket, octal. Users who can open it are trusted with the daemon's "
        "availability. access.operate says what they may do."},
       text("daemon.control_socket_group", "", &C::control_socket_group, "",
            "Group that owns the control socket, by name or number; empty: the group of the daemon."),

@@ -1,6 +1,6 @@
 # Writes the header OUTPUT with the commit of the folder SOURCE, or COMMIT if it is not empty, and with the version of
-# the build: VERSION, and between releases the commit behind it: "0.1.0+g229aa93f1c2d". A release is the tag vVERSION, or
-# sources of which no commit is known. Run with each build; the file is written only if its text is another one.
+# the build: VERSION, and between releases the commit after it: "0.1.0+g229aa93f1c2d". A release is the tag vVERSION, or
+# sources without a known commit. Run with each build; the file is written only if its text is another one.
 cmake_minimum_required(VERSION 3.25)
 set(_commit "${COMMIT}")
 set(_release FALSE)

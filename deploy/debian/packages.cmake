@@ -4,7 +4,7 @@ set(CPACK_GENERATOR DEB)
 set(CPACK_PACKAGE_NAME epd)
 set(CPACK_PACKAGE_VERSION ${PROJECT_VERSION})
 set(CPACK_PACKAGE_VENDOR epd)
-# Whoever gives packages to others sets an address at which they can be asked.
+# A distributor of the packages sets an address at which users can ask.
 set(EPD_MAINTAINER "The authors of epd <epd@localhost>" CACHE STRING "Maintainer of the Debian packages: NAME <ADDRESS>")
 set(CPACK_PACKAGE_CONTACT "${EPD_MAINTAINER}")
 set(CPACK_DEBIAN_PACKAGE_RELEASE 1)

@@ -31,7 +31,7 @@ void print_option(const epd::supervisor::OptionInfo& option, const std::string& 
 
 }  // namespace
 
-// What the table of options has no rows for.
+// The page's text on settings without rows in the table of options.
 constexpr const char* kRules =
     R"(.SS [[access.rule]]
 Rules, as many as needed. The first one that is about a user decides everything about it. They are read again

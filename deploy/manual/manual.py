@@ -39,7 +39,7 @@ def heading(line):
 
 
 def entries(lines, column):
-    """Of a list whose texts begin at a column; a long term has its text on the next line."""
+    """Entries of a list whose texts begin at a column; a long term has its text on the next line."""
     out = []
     for line in lines:
         term, text = line[:column].strip(), line[column:]
@@ -79,7 +79,7 @@ def body(lines):
 
 
 def commands(bin_dir, program, lines):
-    """What each command says of itself."""
+    """The help of each command."""
     names = next((text for title, _, text in sections(lines) if title == "SUBCOMMANDS"), [])
     if program == "epd" or not names:
         return []

@@ -77,7 +77,8 @@ bool divide_low_latency_dispatch(std::uint32_t room, kernels::Operation& op) {
   division.row_steps = std::max(1u, (format.hidden / 128 + kCastStepBlocks - 1) / kCastStepBlocks);
   division.row_steps_divisor = Divisor(division.row_steps);
   if (stages == 0 || division.ctas == 1) return stages > 0;
-  // With several CTAs, CTA 0 copies no rows. Its stages hold the counts of all ranks and the placement.
+  // If there are several CTAs, CTA 0 copies no rows. Its stages hold the counts of all ranks and the
+  // placement.
   const std::uint32_t placement = 3 * shape.num_experts + 2 * shape.experts_per_rank + shape.num_ranks + 2;
   return division.header_bytes + (shape.num_experts * shape.num_ranks + placement) * 4 <= room;
 }

@@ -53,7 +53,7 @@ class Crc32cFold {
 
  private:
   // The instruction multiplies two reflected values, and the product lacks one factor x. crc32 multiplies by
-  // x^32. Of a piece of 16 bytes its first 8, and its last 8.
+  // x^32. kFirst is for the first 8 bytes of a piece of 16, kLast for its last 8.
   static constexpr long long kFirst = power_of_x(8 * kBytes + 64 - 33);
   static constexpr long long kLast = power_of_x(8 * kBytes - 33);
 

@@ -1,4 +1,4 @@
-// What a dispatch writes for one row at one destination, by whichever way the row came there. Internal.
+// The stores of a dispatch for one row at one destination, by whichever way the row came there. Internal.
 #pragma once
 
 #include "host/row_kernels.h"

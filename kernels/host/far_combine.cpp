@@ -176,7 +176,7 @@ class SumMaker {
   const std::size_t stride_;
   const host::RankOfExpert rank_of_expert_;
   const WholeDomains domains_;
-  // Of the current ask:
+  // The current ask:
   std::uint32_t token_ = 0;
   std::vector<AskedRow> rows_;
   std::vector<Sum> sums_;
@@ -386,13 +386,13 @@ class Merger {
   const std::size_t stride_;
   const host::TokenEntries entries_;
   const WholeDomains domains_;
-  // Of the current token:
+  // The current token:
   host::TokenSum sum_;
   host::WeightSum weight_sum_;
   std::vector<Taken> taken_;
   std::array<const std::byte*, abi::kMaxTopk> record_of_{};  // of each entry; null: its row is near
   std::vector<std::uint16_t> copies_;
-  // What was wrong with a record:
+  // The fault of a record:
   FarFault fault_;
   std::uint32_t node_ = 0;
   std::uint32_t batch_ = 0;

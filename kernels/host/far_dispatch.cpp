@@ -261,7 +261,7 @@ class Forwarder {
   const std::size_t stride_;
   const std::uint32_t num_experts_;
   const host::RankOfExpert rank_of_expert_;
-  // Of the current record:
+  // The current record:
   std::uint32_t token_ = 0;
   std::array<abi::FarChoice, abi::kMaxTopk> choices_{};
   std::array<std::int32_t, abi::kMaxTopk> experts_{};

@@ -135,7 +135,7 @@ void RowPlacer::take_in(std::uint32_t source) {
     ranges[(i * rules_.num_ranks + source) * 2 + 1] = static_cast<std::int32_t>(own[i]);
 }
 
-// Of another source: its counts, and the rows of the sources below it.
+// Notes another source's counts, and the rows of the sources below it.
 void RowPlacer::note_other(SourcePlaces& other) const {
   const std::uint32_t* counts =
       rules_.per_expert ? counts_.expert_counts[other.source] : counts_.rank_counts[other.source];

@@ -31,7 +31,7 @@ struct SumDomain {
   bool rounded;  // they are summed first, and rounded to bf16; else each is added as it is
 };
 
-// What one output row is the sum of, as combine_rows says.
+// The summands of one output row, as combine_rows says.
 struct RowSum {
   std::span<const WeightedRow> rows;
   // The numbers of consecutive rows in each partial sum, which is rounded to bf16. Empty: there are no
@@ -121,7 +121,7 @@ inline BlockScale block_scale(float amax, bool pow2) {
 // Casts a block that has NaN or Inf and returns its scale. Such blocks are too rare for vectors.
 float cast_special_block(std::span<const std::uint16_t> x, bool pow2, std::uint8_t* q);
 
-// The columns behind the last whole block of a row, from `start` on, which vectors leave to the plain path.
+// The columns after the last whole block of a row, from `start` on, which vectors leave to the plain path.
 // They cast one block, or none, and sum fewer columns than a block.
 void cast_rest(const CastRow& row, std::size_t start, std::span<void* const> destinations);
 void sum_rest(const RowSum& sum, std::size_t start, std::size_t hidden, std::uint16_t* out);

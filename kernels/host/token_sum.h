@@ -1,4 +1,4 @@
-// What the sum of one token's rows is made of, in the form that the row kernels take. Internal.
+// Collects the summands of one token's rows, in the form that the row kernels take. Internal.
 #pragma once
 
 #include "host/row_kernels.h"
@@ -64,7 +64,7 @@ class TokenSum {
     if (by_domains_) ++domains_.back().summands;
   }
 
-  // Of the biases, then of each domain that has rows of the token.
+  // Begins the domain of the biases, then each domain that has rows of the token.
   void begin_domain(bool rounded) { domains_.push_back({0, rounded}); }
 
   // A row of the rank, or of a per-expert plan its partial sum. Ranks ascend.

@@ -13,7 +13,7 @@ constexpr mode_t kNobody = 0;
 constexpr mode_t kOwnerReads = 0400;
 constexpr int kSizeSeals = F_SEAL_SHRINK | F_SEAL_GROW;
 
-// What Boost.Interprocess wants of something mappable.
+// Boost.Interprocess maps objects with this interface.
 struct FdMappable {
   int fd;
   boost::interprocess::mapping_handle_t get_mapping_handle() const { return {fd, false}; }

@@ -8,7 +8,7 @@
 namespace epd {
 namespace {
 
-// What is wrong with a packet's header, if anything.
+// The error of a packet's header, if any.
 Status check_header(const Packet& packet, std::size_t received, int flags) {
   if (received < sizeof(abi::WireHeader)) {
     return invalid_argument("packet of " + std::to_string(received) + " bytes; at least " +

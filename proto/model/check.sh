@@ -63,7 +63,8 @@ cp "$here"/*.pml "$work"
 cd "$work"
 failed=
 
-# explore MODEL OPTIONS OPTIMISATION: the checker's report in ./report. -E: standing still is judged by the model.
+# explore MODEL OPTIONS OPTIMISATION: the checker's report in ./report. -E: the model judges whether it may come to a
+# stop.
 explore() {
   # shellcheck disable=SC2086  # options are words
   spin $2 -a "$1.pml" && cc -w "$3" -DSAFETY -o pan pan.c && ./pan -E -m1000000 >report 2>&1

@@ -11,7 +11,7 @@ namespace epd::kernels::cuda {
 
 inline constexpr std::uint32_t kWorkspaceHead = 64;  // bytes; the counts follow
 
-// What combine keeps about the rows in a stage.
+// Combine keeps this about the rows in a stage.
 struct StageHeader {
   std::uint32_t num_rows;
   std::uint32_t ends;  // per-expert layouts, bit p: row p is the last of its rank

@@ -1,4 +1,4 @@
-// What a dispatch writes beside a received row.
+// Stores the words that a dispatch writes beside a received row.
 #pragma once
 
 #include "cuda/common/layout.h"

@@ -55,7 +55,7 @@ __device__ inline std::int64_t read_choice(const Operation& op, std::uint32_t pl
   return static_cast<const volatile std::int32_t*>(op.topk_idx)[place];
 }
 
-// What every lane needs while it counts.
+// Every lane needs these while it counts.
 struct Counting {
   const Operation& op;
   const Counters& counters;

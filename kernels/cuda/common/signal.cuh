@@ -154,7 +154,7 @@ __device__ inline bool wait_signals(const Operation& op, const abi::SignalLine* 
   return __syncthreads_or(leave) == 0;
 }
 
-// What a CTA knows of the operation that it leaves.
+// The state of the operation that a CTA leaves.
 struct Leaving {
   bool last;    // this CTA is the last one to leave
   bool failed;  // the operation has failed; known to the last CTA only

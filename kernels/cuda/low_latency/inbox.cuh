@@ -91,7 +91,7 @@ __device__ inline std::uint8_t* inbox_slot(const Operation& op, std::uint32_t at
   return op.peers[at].inbox + op.inbox.slots + inbox_index(op, source, token) * op.inbox.slot_bytes;
 }
 
-// What a CTA's warps share during an operation of the low-latency path. All but the last two words are zero
+// A CTA's warps share this during an operation of the low-latency path. All but the last two words are zero
 // at the operation's begin.
 struct CtaBoard {
   std::uint32_t tokens[kMaxRanks];  // number of tokens of each source, from the begin messages

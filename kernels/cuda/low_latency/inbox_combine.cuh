@@ -204,7 +204,7 @@ class SumStream {
   static constexpr std::uint32_t kReleased = 8;
   static_assert(kReleased + kSummedAhead <= 32);
 
-  // Reads the next task early, while other work goes on. A task of another rank needs that rank's begin
+  // Reads the next task early, while other work continues. A task of another rank needs that rank's begin
   // message first.
   __device__ void prefetch_task() {
     prefetched_ = !tasks_.needs_begins(next_i_);
@@ -283,7 +283,7 @@ class SumStream {
     advance(load_at_);
     ++loaded_;
   }
-  // Adds up and stores the oldest sum. Rows of the sum that was begun last are loaded as there is room. No
+  // Adds up and stores the oldest sum. Rows of the sum that was begun last are loaded as there is space. No
   // other sum begins here: its registers would drive the sums out of registers.
   __device__ void add_sum() {
     const auto lane = static_cast<int>(summed_ % 32);

@@ -93,7 +93,7 @@ class ReceivedPlans {
     return team.all(fits);
   }
 
-  // Room for a placement's words: behind the counts in CTA 0, which has no stages; with a single CTA in the
+  // Space for a placement's words: after the counts in CTA 0, which has no stages; with a single CTA in the
   // routing record.
   __device__ std::int32_t* placement_words(Cta cta) const {
     if (cta.count == 1) return op_.routing.placement;

@@ -168,7 +168,7 @@ class OwnChoices {
 
  private:
   static constexpr std::uint32_t kBatch = 4;  // choices whose loads are in flight together
-  // What read() knows, and what it has found.
+  // The inputs of read(), and its findings.
   struct Taken {
     bool records = blockIdx.x == 0;
     std::uint32_t active;  // set of active ranks

@@ -141,7 +141,7 @@ class LowLatencySender {
     weight_ = sum_weights(op_.shape.topk, key, weight_);
     is_first_ = (__match_any_sync(kFull, key) & lanes_below()) == 0;
   }
-  // Writes choices and weights behind the row. Returns the expert of choice `lane`, or kFull.
+  // Writes choices and weights after the row. Returns the expert of choice `lane`, or kFull.
   __device__ std::uint32_t write_choices() const {
     if (lane_of() >= op_.shape.topk) return kFull;
     std::uint8_t* const row = stage(warp_of());

@@ -8,7 +8,7 @@
 
 namespace epd::kernels::cuda {
 
-// What a gate has read at its begin, and what its thread keeps. In shared memory.
+// The words that a gate has read at its begin, and those that its thread keeps. In shared memory.
 struct Gate {
   // The number of routing records that are loaded. The records of slots come first.
   static constexpr std::uint32_t kRoutes = 16;
@@ -21,7 +21,7 @@ struct Gate {
   std::uint32_t generation;     // as the rank's exchange arena said
   std::uint32_t held;           // of SmCredits, with those that this gate asks for
   std::uint32_t limit;          // of SmCredits
-  // What it decides.
+  // The gate's decision.
   Work work;
   WorkEnd end;
 };
@@ -254,11 +254,11 @@ EPD_DEVICE inline void share_ctas(const WorkerArguments& own, Gate& gate) {
 
 // ---- taking a call
 
-// What became of a look at a ring.
+// The outcome of a look at a ring.
 enum class Look {
   kNothing,  // no call is there
   kEnded,    // a call has been ended
-  kStands,   // a call has to wait for another rank, or for the engine. Whoever lets it go rings
+  kStands,   // a call has to wait for another rank, or for the engine. That one rings when the call may run
   kTaken,    // a call is in Gate::work
 };
 
@@ -343,7 +343,7 @@ EPD_DEVICE inline Look take_next(const WorkerArguments& own, Gate& gate) {
   return Look::kNothing;
 }
 
-// What of the state a gate stores: all but the host's words.
+// A gate stores this much of the state: all but the host's words.
 inline constexpr std::uint32_t kKeptState = offsetof(CallState, epoch);
 static_assert(kKeptState == 64 && sizeof(CallState) % 16 == 0);
 
@@ -365,7 +365,7 @@ EPD_DEVICE inline Look decide(const WorkerArguments& own, Gate& gate) {
   return look;
 }
 
-// What the caller has stored before the call is visible to whoever reads what this thread stores next.
+// Makes the caller's stores before the call visible to every reader of this thread's next stores.
 EPD_DEVICE inline void fence_call(const Gate& gate) {
   if (gate.work.task == Task::kNone) return;
   if (gate.work.call.ring == kByHost) {
@@ -395,8 +395,8 @@ EPD_DEVICE inline bool may_linger(const WorkerArguments& own, const Gate& gate) 
          (gate.state.leaves | gate.state.drains) == 0 && gate.state.linger_us != 0;
 }
 
-// Returns whether it may linger behind the call before. That may be of an epoch that has ended, and so is the
-// group view that its CTAs have copied.
+// Returns whether it may linger after the call before. That call may be of an epoch that has ended; then the
+// group view that its CTAs have copied is also of that epoch.
 EPD_DEVICE inline bool may_linger_behind(const WorkerArguments& own, const Gate& gate, const Work& before) {
   return may_linger(own, gate) && gate.enabled_epoch == before.call.enabled_epoch;
 }

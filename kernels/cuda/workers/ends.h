@@ -85,13 +85,13 @@ EPD_DEVICE inline void ring_for_more(const CallArguments& own, const std::uint32
   if (more) set_bits_system(&own.words->bell[0], 1);
 }
 
-// Nobody is inside any more. What was done before is visible to a host that reads this.
+// Nobody is inside any more. All earlier stores are visible to a host that reads this.
 EPD_DEVICE inline void leave_door(LaneState& lane) {
   store_release_system(&lane.door[0], 0u);
 }
 
-// Called before a call's operation is run: whether the call's enabled epoch goes on. Else nothing of other
-// ranks may be used.
+// Called before a call's operation is run: whether the call's enabled epoch continues. If it does not, no
+// memory of other ranks may be used.
 EPD_DEVICE inline bool begin_call(LaneState& lane, const TakenCall& call) {
   const std::uint64_t door = fetch_or_system(reinterpret_cast<std::uint64_t*>(lane.door), kBegun);
   return static_cast<std::uint32_t>(door >> 32) == call.enabled_epoch;

@@ -1,4 +1,4 @@
-// What the warp of a gate and the CTAs of a main kernel do beside operations.
+// The work of a gate's warp and of a main kernel's CTAs beside operations.
 #pragma once
 
 #include "cuda/common/signal.cuh"
@@ -113,8 +113,8 @@ __device__ inline std::uint32_t most_ctas(const Work& work) {
   return max(std::uint32_t{work.ctas}, std::uint32_t{work.lingering});
 }
 
-// Looks again at what may let a main kernel that lingers go on. All lanes call. Returns whether the bell is
-// set.
+// Polls the words that may let a main kernel that lingers continue. All lanes call. Returns whether the bell
+// is set.
 __device__ inline bool look_at_words(const WorkerArguments& own, Gate& gate) {
   const std::uint32_t lane = lane_of();
   __syncwarp();  // the words of the look before have been read
@@ -150,7 +150,7 @@ __device__ inline bool await_call(const WorkerArguments& own, Gate& gate, bool s
     if (cleared || (!stands && has_call(gate))) return true;
     if (looks % 16 == 0 && __shfl_sync(kFull, nanoseconds() >= until_ns, 0)) return false;  // a slow clock
     if (!rung) continue;
-    // Whoever rang may have stored before what was loaded here, or behind it.
+    // The ringer may have stored before the words loaded here, or after them.
     if (lane_of() == 1) exchange_system(reinterpret_cast<std::uint64_t*>(own.calls.words->bell), 0);
     fence_system();
     __syncwarp();

@@ -93,7 +93,7 @@ struct alignas(8) ResultRuns {
 
 struct DeviceView;  // in group_view.h
 
-// What the kernels need to take calls. Clients write `words`, so the gate reads each word once and then
+// The kernels' arguments for taking calls. Clients write `words`, so the gate reads each word once and then
 // validates it.
 struct CallArguments {
   abi::CallWords* words = nullptr;

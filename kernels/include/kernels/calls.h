@@ -8,7 +8,7 @@
 
 namespace epd::kernels {
 
-// What happens to a call.
+// The decision about a call.
 enum class Verdict {
   kWait,     // it is not there yet
   kDiscard,  // it ends, with no other effect

@@ -18,7 +18,7 @@
 
 namespace epd::kernels {
 
-// What is the same for all records of a group.
+// The part that is the same for all records of a group.
 struct FarShape {
   RowFormat format;  // of dispatched rows
   std::uint32_t num_ranks = 0;
@@ -187,10 +187,10 @@ struct FarSummed {
 
 // Serves asks [begin, end) in order, as many as lead to at most `room` records. `sums`: aligned to
 // abi::kFarRecordAlign. An ask leads to one record for each domain that is whole and has rows of the token:
-// their sum, rounded to bf16. Of a domain that is not whole, to one for each of its ranks here that has rows
-// of the token: compact the row, packed and expert the rank's partial sum rounded to bf16. Domains and ranks
-// ascend. weights[k]: y_weights of the row that carried choice k, if it is one of the record's; else +0.0.
-// With sum_weights, compact: the sum of the k-th y_weights of the record's rows.
+// their sum, rounded to bf16. A domain that is not whole gives one record for each of its ranks here that has
+// rows of the token: compact the row, packed and expert the rank's partial sum rounded to bf16. Domains and
+// ranks ascend. weights[k]: y_weights of the row that carried choice k, if it is one of the record's; else
+// +0.0. With sum_weights, compact: the sum of the k-th y_weights of the record's rows.
 FarSummed sum_rows_for(const FarSumArgs& args, const std::byte* asks, std::uint32_t begin, std::uint32_t end,
                        std::byte* sums, std::uint32_t room);
 
@@ -217,14 +217,14 @@ struct FarMergeArgs {
 
 struct FarMerged {
   FarFault fault;            // record: of the batch
-  std::uint32_t node = 0;    // of the fault
+  std::uint32_t batch = 0;   // of the fault
   std::uint32_t batch = 0;   // likewise
   std::uint32_t tokens = 0;  // done: from `begin` on
 };
 
 // Sums tokens [begin, end) of the owner into out and out_weights, in order, as far as the streams ([far
-// nodes]) have all that a token needs. The streams go on behind what was used. After a fault the tokens
-// before it are done.
+// nodes]) have all that a token needs. The streams continue after the records that were used. After a fault
+// the tokens before it are done.
 FarMerged merge_sums(const FarMergeArgs& args, std::span<FarStream> streams, std::uint32_t begin,
                      std::uint32_t end);
 

@@ -31,7 +31,7 @@ struct GroupParams {
   std::vector<bool> masked;  // [R] or empty: masked ranks; choices of their experts count as -1
 };
 
-// What one rank gives to dispatch. Indices are int64 here, whatever the group's index type.
+// The inputs of one rank to dispatch. Indices are int64 here, whatever the group's index type.
 struct RankInput {
   std::uint32_t num_tokens = 0;
   std::vector<std::uint8_t> x;         // [n,x_bytes] as the payload says
@@ -40,9 +40,9 @@ struct RankInput {
   std::vector<float> topk_weights;     // [n,K], or empty: zeros are delivered
 };
 
-// What one rank receives, rows as they lie in recv_x. A row that no token fills has source -1; its other
-// fields are undefined. num_rows is M in layout compact, M with padding in packed, and E/R * expert_capacity
-// in expert.
+// The outputs of dispatch at one rank, rows as they lie in recv_x. A row that no token fills has source -1;
+// its other fields are undefined. num_rows is M in layout compact, M with padding in packed, and E/R *
+// expert_capacity in expert.
 struct RankReceived {
   std::uint32_t num_rows = 0;
   std::uint32_t num_recv_rows = 0;           // M as epd reports it

@@ -73,8 +73,8 @@ EPD_HOST_DEVICE inline std::uint64_t used_y_bytes(const Operation& op) {
   return std::uint64_t{rows} * op.shape.hidden * 2;
 }
 
-// Takes the place that a rank has announced for its recv_x or y. How many rows of y there are, the rank's own
-// device knows: it announces no place that has no room for them.
+// Takes the place that a rank has announced for its recv_x or y. The rank's own device knows the number of
+// y's rows: it announces no place that is too small for them.
 EPD_HOST_DEVICE inline void take_place(const Operation& op, std::uint32_t rank, abi::RowPlace place,
                                        Peer& peer) {
   if (place == 0) return;

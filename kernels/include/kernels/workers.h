@@ -13,7 +13,7 @@
 
 namespace epd::kernels {
 
-// What a main kernel does.
+// The work of a main kernel.
 enum class Task : std::uint32_t { kNone, kDispatch, kCombine, kCombinePerExpert };
 
 // A call that has become an operation.
@@ -41,7 +41,7 @@ struct alignas(8) TakenCall {
 };
 static_assert(sizeof(TakenCall) == 56);
 
-// What a gate hands to all CTAs of its main kernel. A main kernel that lingers does so itself for the calls
+// A gate hands this to all CTAs of its main kernel. A main kernel that lingers does so itself for the calls
 // after the first.
 struct alignas(8) Work {
   Task task;                // kNone: all CTAs leave
@@ -61,7 +61,7 @@ struct alignas(128) WorkWords {
   std::uint64_t words[Work::kWords];
 };
 
-// What a gate leaves for the end of the call.
+// A gate leaves this for the end of the call.
 struct alignas(32) WorkEnd {
   abi::PackedCall packed;          // the call as the client has written it
   std::uint64_t index_base;        // CallState::index_base
@@ -96,8 +96,8 @@ struct alignas(128) LaneState {
 };
 
 // SMs of a device that its lanes share. Each lane may always use its guaranteed SMs
-// (CallState::guaranteed_sms). What a call uses beyond those is counted here, and never exceeds `limit`. So
-// every call that has begun has its SMs, and none waits for the SMs of another. Device memory.
+// (CallState::guaranteed_sms). The SMs that a call uses beyond those are counted here, and never exceed
+// `limit`. So every call that has begun has its SMs, and none waits for the SMs of another. Device memory.
 struct SmCredits {
   std::uint32_t held;   // by gates and main kernels
   std::uint32_t limit;  // by the host
@@ -125,7 +125,7 @@ struct WorkerArguments {
   const std::uint32_t* generation = nullptr;
   std::uint32_t own_generation = 0;
   std::uint32_t ctas = 0;  // of this pair's main kernel
-  // What the gate takes of SmCredits before it knows the call; not more than it may need beyond guaranteed
+  // The gate takes so many of SmCredits before it knows the call; not more than it may need beyond guaranteed
   // SMs.
   std::uint32_t asked_sms = 0;
   std::uint32_t number = 0;  // number of the pair's first work; the next pair's is kWorksOfPair higher

@@ -43,7 +43,7 @@ inline constexpr std::size_t kNumRegions = static_cast<std::size_t>(Region::kCou
 
 namespace detail {
 
-// Of a group with one row format.
+// For a group with one row format.
 constexpr std::uint64_t recv_scales_bytes(const GroupShape& s) {
   if (!s.scale_columns()) return s.recv_rows() * s.scale_bytes();
   return s.recv_rows() / s.scale_block_rows() * s.scale_pitch() * s.scale_bytes();
@@ -52,8 +52,8 @@ constexpr std::uint64_t recv_scales_bytes(const GroupShape& s) {
 }  // namespace detail
 
 // Rows of each format lie densely from the region's beginning, and the largest decides.
-// With GroupShape inside its limits no product below exceeds 2^52, so nothing here can overflow:
-// rows <= 2^31 and row bytes <= 2^16, R*T <= 2^26, depth <= 2^4.
+// If GroupShape is inside its limits, no product below exceeds 2^52, so nothing here can overflow: rows <=
+// 2^31 and row bytes <= 2^16, R*T <= 2^26, depth <= 2^4.
 constexpr std::uint64_t region_bytes(const GroupShape& s, Region region) {
   const std::uint64_t tokens = s.max_tokens;
   const std::uint64_t rows = s.recv_rows();

@@ -14,9 +14,10 @@
 namespace epd::abi {
 
 inline constexpr std::uint32_t kCallSlots = 64;
-// What a call has room for: a larger number is enqueued as this, which is more than any group's max_tokens.
+// The most tokens that a call can state: a larger number is enqueued as this, which is more than any group's
+// max_tokens.
 inline constexpr std::uint32_t kMostCommandTokens = 0x1ffff;
-// Likewise; 0xffff is more than any device has, and so all of them.
+// The same for SMs; 0xffff is more than any device has, and so all of them.
 inline constexpr std::uint32_t kMaxCallSms = 0xffff;
 inline constexpr std::uint32_t kCallRouteBits = 13;
 
@@ -96,7 +97,7 @@ static_assert(kMaxDepth <= 16 && kMaxTokens < kMostCommandTokens &&
 
 // Numbers of calls and counts of them are cyclic in 32 bits.
 struct CallWords {
-  // By the client. Call i lies at i % kCallSlots.
+  // Written by the client. Call i lies at i % kCallSlots.
   alignas(64) PackedCall calls[kCallSlots];
   // Calls that the client's host makes, with numbers of their own.
   alignas(64) PackedCall host_calls[kCallSlots];
@@ -107,14 +108,14 @@ struct CallWords {
   alignas(64) std::uint32_t tail;                 // calls enqueued
   std::uint32_t epoch;                            // of the group, in which the client acts
   alignas(64) std::uint32_t enqueued[kMaxDepth];  // by buffer slot: number + 1 of the last call there
-  // Not 0: no engine will take a call any more, nothing waits for one. By whoever finds that out: the
-  // engine when it lets the rank go, the library when the daemon is lost.
+  // Not 0: no engine will take a call any more, nothing waits for one. Written by the engine when it lets the
+  // rank go, or by the library when the daemon is lost.
   alignas(64) std::uint32_t closed;
-  // By the device.
+  // Written by the device.
   alignas(64) std::uint32_t done;               // calls that have ended, well or not. Stored last
   std::uint32_t failed;                         // of these, how many were not carried out
   alignas(64) std::uint32_t flags[kCallFlags];  // 1: the call with `flagged` has ended, see flag_of
-  // By the client: of the calls in `calls` that have kFlagPlaces. Stored before the call.
+  // Written by the client, before the call: the places of calls in `calls` that have kFlagPlaces.
   alignas(64) RowPlaces places[kCallSlots];
 };
 static_assert(sizeof(CallWords) == 5696);

@@ -1,6 +1,6 @@
-// What ranks tell each other about operations, and where it lies in their exchange arenas: `depth` blocks,
-// each for one operation at a time, and the routings that combine needs. Engines and their kernels only.
-// Computed here and nowhere else. Plain data, also for device code.
+// The words by which ranks tell each other about operations, and their layout in exchange arenas: `depth`
+// blocks, each for one operation at a time, and the routings that combine needs. Engines and their kernels
+// only. Computed here and nowhere else. Plain data, also for device code.
 #pragma once
 
 #include "proto/row_place.h"
@@ -51,12 +51,12 @@ constexpr std::uint64_t index_of_tag(std::uint64_t tag) {
   return (tag & ((std::uint64_t{1} << kTagIndexBits) - 1)) - 1;
 }
 
-// Whether two counts, of which either base may be another epoch's, are of one operation.
+// Whether two counts are of one operation. Either count's base may be another epoch's.
 constexpr bool same_index(std::uint64_t a, std::uint64_t b) {
   return (a ^ b) % kTagRound == 0;
 }
-// What a rank that came after a dispatch says of its routing if it does not even know its number: that of a
-// record in which it has none.
+// A rank that came after a dispatch announces this as its routing's number if it does not know the number. It
+// is the number of a record without a routing.
 inline constexpr std::uint64_t kUnknownRouting = (std::uint64_t{1} << kTagIndexBits) - 1;
 // Whether two announcements name the same routing (0: a new one), by the dispatch's tag. A rank that came
 // after the dispatch does not know its epoch and says 0, nor from which base that counts its operations.
@@ -73,7 +73,7 @@ constexpr bool not_before(std::uint64_t a, std::uint64_t b) {
 // Tags end below 2^63, which kernels' own tags have. No epoch comes after this one.
 inline constexpr std::uint64_t kLastEpoch = (std::uint64_t{1} << (63 - kTagIndexBits)) - 1;
 
-// What a source announces about its operation before any row moves; compared by every peer.
+// A source announces this about its operation before any row moves; compared by every peer.
 struct OpAnnouncement {
   std::uint64_t tag;
   std::uint32_t op;  // abi::Op
@@ -100,7 +100,7 @@ struct RoutingRecord {
 };
 static_assert(sizeof(RoutingRecord) == 32);
 
-// What a dispatch decided about places, as one array of int32 (kernels::Placement has the same sections):
+// The places that a dispatch decided, as one array of int32 (kernels::Placement has the same sections):
 //   base[R] (compact) or base[E]   where this rank's rows begin at each rank, or at each expert
 //   rank_offsets[R+1], expert_counts[E/R], then if per_expert: expert_offsets[E/R+1], source_ranges[E/R,R,2]
 constexpr std::uint64_t placement_words(std::uint64_t num_ranks, std::uint64_t num_experts, bool per_expert) {
@@ -118,8 +118,8 @@ constexpr std::uint64_t placement_words(const GroupShape& s) {
 //   plans[s][]        dispatch: what source s sends, in words of 16 bytes that carry the tag with them: its
 //                     number of tokens; the set of those that come here, 64 to a word; for each rank how many
 //                     rows each of its experts gets, four to a word
-//   asked[s][t][k]    combine: for each choice of token t a word (likewise) with the row that it takes, and
-//                     its weight
+//   asked[s][t][k]    combine: for each choice of token t a word (with the tag) with the row that it takes,
+//                     and its weight
 //   landed[s][t][p]   tag. Dispatch: token t of source s lies in its slot (p = 0). Combine: rank s has stored
 //                     piece p of its partial sum for this rank's token t
 //   slots[s][t]       dispatch: the row, its scales, a weight and a word for each choice (expert, number of

@@ -1,7 +1,7 @@
 // The far protocol: messages between engines of different nodes. One message of a transport is a header of 96
 // bytes and a body. Any order: each message names its place, and completeness is a count. The bytes come from
 // a network, so that nothing is used before it has been read by one of the functions below, which copy first.
-// What a message says of ranks, epochs and tokens of a group is judged by who knows the group.
+// The owner of the group judges the ranks, epochs and tokens that a message names.
 //
 //   type      from → to                  body
 //   greeting  engine → engine            FarGreeting
@@ -221,7 +221,7 @@ constexpr const char* far_reason_name(FarReason reason) {
 
 namespace detail {
 
-// What a type may say. Whatever is not allowed is zero.
+// The fields that a type may have. All others are zero.
 struct FarRule {
   bool ranks = false;      // from and to; and credits
   bool group = false;      // and an epoch in the tag

@@ -1,5 +1,5 @@
-// What an engine shows of the network between nodes, in its page: written by its loop alone, with relaxed
-// stores; read by anybody without a request. All of it begins anew with the engine.
+// An engine's view of the network between nodes, in its page: written by its loop alone, with relaxed stores;
+// read by anybody without a request. All of it begins again with the engine.
 #pragma once
 
 #include "proto/far.h"
@@ -22,7 +22,7 @@ namespace epd::abi {
 template <std::size_t Bytes>
 class PageText {
  public:
-  // What has no room is cut off.
+  // Text that does not fit is cut off.
   void store(std::string_view text) {
     std::array<char, Bytes> bytes{};
     std::memcpy(bytes.data(), text.data(), std::min(text.size(), Bytes - 1));
@@ -56,7 +56,7 @@ class PageText {
     return "";
   }
 
-  // By a writer whose predecessor may have been killed.
+  // Called by a writer whose predecessor may have been killed.
   void reset() {
     version_.store(0, std::memory_order_relaxed);
     for (auto& word : words_) word.store(0, std::memory_order_relaxed);
@@ -88,20 +88,20 @@ enum class FarState : std::uint32_t {
 
 enum class FarBatch : std::uint32_t { kRows = 0, kAsks = 1, kSums = 2 };
 inline constexpr std::size_t kNumFarBatches = 3;
-// Of dropped messages, by far::Drop.
+// Names of far::Drop, for dropped messages.
 inline constexpr const char* kFarDropNames[] = {
     "none",   "header", "type",  "group",   "broken",  "epoch",    "engine", "token",    "ranks", "operation",
     "credit", "twice",  "batch", "records", "content", "stranger", "format", "checksum", "number"};
 inline constexpr std::size_t kNumFarDrops = std::size(kFarDropNames);
 
-// Of one far engine.
+// Counters of one far engine.
 struct FarCounters {
   std::atomic<std::uint64_t> batches_sent[kNumFarBatches];
   std::atomic<std::uint64_t> bytes_sent[kNumFarBatches];  // of bodies
   std::atomic<std::uint64_t> batches_received[kNumFarBatches];
   std::atomic<std::uint64_t> bytes_received[kNumFarBatches];
   std::atomic<std::uint64_t> dropped[kNumFarDrops];
-  // Times that an operation had batches to pack and no credit for any; how long, with those that go on.
+  // Times that an operation had batches to pack and no credit for any; how long, with those that continue.
   std::atomic<std::uint64_t> credit_stalls;
   std::atomic<std::uint64_t> credit_stall_ns;
   // The longest of them, and the far rank that gave no credits.

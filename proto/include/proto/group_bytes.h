@@ -1,4 +1,4 @@
-// What a group takes of memory: the supervisor counts joins by it, and the client library and epctl tell it
+// The memory that a group takes: the supervisor counts joins by it, and the client library and epctl tell it
 // before anybody joins.
 #pragma once
 

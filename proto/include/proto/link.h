@@ -42,8 +42,8 @@ enum class LinkType : std::uint16_t {
   kStop = 12,     // finish nothing more, exit 0
   kRelease = 13,  // after kBroken: clients are told of failed calls now, though the group is still broken
   kGroupSettings = 14,
-  // fd: user arena of a rank that no engine will serve any more, and this one never has: streams that wait
-  // there for operations are to go on. Not answered
+  // fd: user arena of a rank that no engine will serve any more, and this one never has. It lets streams that
+  // wait there for operations continue. Not answered
   kCloseStreams = 15,
   // An engine of another node, before a group names it; again when it has another address, or none
   kFarEngine = 17,
@@ -292,7 +292,7 @@ struct OpView {
       far_wait;  // for what of another node, "a credit for rows of rank 3 on node-b"; or ""
 };
 
-// An engine whose heartbeat is older stands still: stopped, or hung. A sleeping one turns each second.
+// An engine whose heartbeat is older is stopped, or hangs. A sleeping one turns each second.
 inline constexpr std::uint64_t kStandsStillNs = 3'000'000'000;
 
 struct EnginePage {
@@ -307,7 +307,7 @@ struct EnginePage {
   std::atomic<std::uint64_t> bytes_dispatched;  // rows delivered to its ranks x row bytes
   std::atomic<std::uint64_t> bytes_combined;    // rows taken from its ranks x row bytes
   std::atomic<std::uint64_t> submissions_refused;
-  // With an operation in flight; where operations are calls, the sum of their times on the device.
+  // Time with an operation in flight; where operations are calls, the sum of their times on the device.
   std::atomic<std::uint64_t> busy_ns;
   std::atomic<std::uint64_t> sleeps;
   std::atomic<std::uint32_t> sms;

@@ -1,4 +1,4 @@
-// What an operation may be asked to do, and what is lawful to ask. Plain data, also for device code.
+// The request of an operation, and the rules for lawful ones. Plain data, also for device code.
 #pragma once
 
 #include "proto/shape.h"

@@ -51,7 +51,7 @@ EPD_DEVICE inline void store_relaxed_system(std::uint32_t* at, std::uint32_t val
 EPD_DEVICE inline void store_relaxed_system(std::uint64_t* at, std::uint64_t value) {
   asm volatile("st.relaxed.sys.global.u64 [%0], %1;" ::"l"(at), "l"(value) : "memory");
 }
-// Of memory that only this device accesses meanwhile.
+// For memory that only this device accesses meanwhile.
 EPD_DEVICE inline std::uint64_t load_relaxed(const std::uint64_t* at) {
   std::uint64_t value;
   asm volatile("ld.relaxed.gpu.global.u64 %0, [%1];" : "=l"(value) : "l"(at) : "memory");
@@ -77,7 +77,7 @@ EPD_DEVICE inline void store_release(std::uint64_t* at, std::uint64_t value) {
   asm volatile("st.release.gpu.global.u64 [%0], %1;" ::"l"(at), "l"(value) : "memory");
 }
 
-// What this device wrote before, or nobody writes meanwhile: past L1.
+// For words that this device wrote before, or that nobody writes meanwhile: past L1.
 EPD_DEVICE inline std::uint32_t load_here(const std::uint32_t* at) {
   return __ldcg(at);
 }
@@ -93,7 +93,7 @@ template <typename Word>
 EPD_DEVICE inline void store_alone(Word* at, Word value) {
   *at = value;
 }
-// What a host wrote before: past all caches.
+// For words that a host wrote before: past all caches.
 EPD_DEVICE inline Words load_of_host(const Words* at) {
   return __ldcv(at);
 }
@@ -144,7 +144,7 @@ EPD_DEVICE inline void set_bits_system(std::uint32_t* at, std::uint32_t bits) {
 EPD_DEVICE inline std::uint64_t exchange(std::uint64_t* at, std::uint64_t value) {
   return atomicExch(reinterpret_cast<unsigned long long*>(at), value);
 }
-// Relaxed; what was there before. Of words whose halves a host writes.
+// Relaxed; returns the value before. For words whose halves a host writes.
 EPD_DEVICE inline std::uint64_t exchange_system(std::uint64_t* at, std::uint64_t value) {
   return atomicExch_system(reinterpret_cast<unsigned long long*>(at), value);
 }

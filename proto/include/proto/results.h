@@ -17,7 +17,7 @@ inline constexpr std::uint32_t kOnceResults = 1024;
 inline constexpr std::uint32_t kReplayedResults = 8192;
 inline constexpr std::uint32_t kResultPlaces = kOnceResults + kReplayedResults;
 
-// What a call says of its result, in 19 bits: the place, and how often the library had come round to it.
+// A call names its result in 19 bits: the place, and how often the library had come round to it.
 inline constexpr std::uint32_t kResultPlaceBits = 14;
 inline constexpr std::uint32_t kResultLaps = 32;
 constexpr std::uint32_t result_of(std::uint32_t place, std::uint32_t lap) {
@@ -47,7 +47,7 @@ struct CallEnd {
 // As it lies in its place: words that have the number of the writing in their upper half, each stored at
 // once. So a reader can tell whether all are of one writing. The number is not 0.
 struct alignas(64) CallResult {
-  // By who ends the operation, and by who concludes the call.
+  // Written by whoever ends the operation, and by whoever concludes the call.
   enum Word : std::uint32_t { kEnding, kRows, kDropped, kRan, kResult, kIndexLow, kIndexHigh, kRuns, kWords };
   std::uint64_t words[kWords];
 };
@@ -74,11 +74,11 @@ constexpr bool read_result(const std::uint64_t (&words)[CallResult::kWords], Cal
 struct Results {
   // Calls of the host that have ended (CallWords::host_calls), cyclic.
   alignas(64) std::uint32_t host_ended;
-  // By buffer slot: the result + 1 of the last call with kFlagDefer whose inputs are read no more.
+  // For each buffer slot: the result + 1 of the last call with kFlagDefer whose inputs are read no more.
   alignas(64) std::uint32_t sent[kMaxDepth];
   CallResult places[kResultPlaces];
-  // Then for each slot what its last dispatch has counted: placement_words(), each in 64 bits with the call's
-  // result + 1 in the upper half. See ResultsLayout
+  // Then follow for each slot the counts of its last dispatch: placement_words(), each in 64 bits with the
+  // call's result + 1 in the upper half. See ResultsLayout
 };
 
 struct ResultsLayout {

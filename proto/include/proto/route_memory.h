@@ -1,5 +1,5 @@
-// What the engine of a host device keeps in its own memory of the routings of one rank: what the daemon
-// counts when the rank joins, and the engine keeps to.
+// The memory in which the engine of a host device keeps the routings of one rank: the daemon counts it when
+// the rank joins, and the engine keeps to it.
 #pragma once
 
 #include "proto/arena.h"

@@ -25,10 +25,10 @@ static_assert(std::atomic<std::uint64_t>::is_always_lock_free && sizeof(std::ato
 static_assert(std::atomic<std::uint32_t>::is_always_lock_free && sizeof(std::atomic<std::uint32_t>) == 4);
 static_assert(std::endian::native == std::endian::little, "the ABI is little-endian");
 
-// Client and engine make a system call only for one that says it sleeps. Protocol of the sleeper: store not
-// 0, fence (seq_cst), look once more, sleep, store 0. Of the ringer: publish, fence (seq_cst), load, and if
-// not 0 ring the sleeper's bell, never blocking (a full one is fine: the sleeper has something to wake for).
-// Model-checked: proto/model.
+// Client and engine make a system call only for one that says it sleeps. The sleeper stores not 0, fences
+// (seq_cst), looks once more, sleeps, and stores 0. The ringer publishes, fences (seq_cst), loads, and if the
+// word is not 0 rings the sleeper's bell, never blocking (a full one is fine: the sleeper has something to
+// wake for). Model-checked: proto/model.
 enum Sleep : std::uint32_t { kAwake = 0, kAsleep = 1 };
 
 struct alignas(64) SleepLine {

@@ -1,4 +1,4 @@
-// What the ranks of a group agree on. Every field is compared at join: a mismatch is refused with
+// The values on which the ranks of a group agree. Every field is compared at join: a mismatch is refused with
 // the field's name and both values.
 #pragma once
 
@@ -47,7 +47,7 @@ enum class ScaleFormat : std::uint32_t {
   kUe8m0 = 2,  // the exponent byte of a power of two, 4 packed to an int32; the last word is filled with 0
 };
 
-// What the rows of a dispatch are.
+// The format of the rows of a dispatch.
 struct RowFormat {
   Payload payload = Payload::kBf16;
   ScaleFormat scale_format = ScaleFormat::kFloat32;
@@ -86,7 +86,7 @@ enum class LossPolicy : std::uint32_t {
   kDegrade = 1,
   kDegradeLate = 2,  // and a rank is lost that an operation has waited for until its deadline
 };
-// Does the group go on without lost ranks?
+// Does the group continue without lost ranks?
 constexpr bool degrades(LossPolicy policy) {
   return policy != LossPolicy::kFailFast;
 }
@@ -165,7 +165,7 @@ struct GroupShape {
     const std::uint32_t scales = (hidden + kScaleBlock - 1) / kScaleBlock;
     return scale_format == ScaleFormat::kUe8m0 ? (scales + 3) / 4 * 4 : scales * 4;
   }
-  // Of these, as the caller gives them.
+  // Bytes of one row's scales as the caller gives them.
   constexpr std::uint32_t x_scales_bytes() const { return payload == Payload::kFp8 ? scale_bytes() : 0; }
   constexpr std::uint32_t scale_words() const { return scale_bytes() / 4; }
   constexpr bool scale_columns() const { return is_fp8() && scale_layout == ScaleLayout::kColumnMajor; }

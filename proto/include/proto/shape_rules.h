@@ -1,5 +1,5 @@
-// What a GroupShape may say, as one table: the daemon judges joins by it, the client library by the same
-// before it sends one. Messages name the field, the value and what is allowed.
+// The allowed values of a GroupShape, as one table: the daemon judges joins by it, the client library by the
+// same before it sends one. Messages name the field, the value and what is allowed.
 #pragma once
 
 #include "proto/shape.h"
@@ -125,7 +125,7 @@ inline std::string check_more_formats(const GroupShape& s) {
   return "";
 }
 
-// What depends on two fields or more; each by itself is within its limits.
+// Checks fields that depend on each other; each by itself is within its limits.
 inline std::string check_together(const GroupShape& s) {
   if (s.num_experts % s.num_ranks != 0)
     return bad_field("num_experts", s.num_experts,

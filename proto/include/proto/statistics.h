@@ -1,5 +1,5 @@
-// What an engine counts, per session and per membership, in its page: written by its loop alone, with
-// relaxed stores; read by anybody without a request. The rows of an engine that dies are lost with it.
+// An engine's counts per session and per membership, in its page: written by its loop alone, with relaxed
+// stores; read by anybody without a request. The rows of an engine that dies are lost with it.
 #pragma once
 
 #include "proto/operation.h"
@@ -72,8 +72,8 @@ struct StatisticsRow {
   Histogram ran;  // dispatches and combines with OK: begun by the device until done, with waits for others
 };
 
-// The row behind the last is shared by all that found no row of their own: nothing is lost, only told
-// less finely.
+// The row after the last is shared by all that found no row of their own: nothing is lost, only told less
+// finely.
 template <std::size_t Rows>
 struct StatisticsTable {
   std::atomic<std::uint64_t> unlisted;  // owners that share the last row, since the engine's start

@@ -1,6 +1,6 @@
-// What a rank has waited for each other rank, in memory of its own behind its board: written by its engine's
-// loop alone, with relaxed stores; read by the supervisor without a request. It lives as long as the rank,
-// whatever becomes of engines. Its client may read it too.
+// The time that a rank has waited for each other rank, in memory of its own after its board: written by its
+// engine's loop alone, with relaxed stores; read by the supervisor without a request. It lives as long as the
+// rank, whatever becomes of engines. Its client may read it too.
 //
 // Times are those for which the device of the rank was held up:
 //   ready    from when the rank had announced the operation until the other had
@@ -8,8 +8,8 @@
 // Ranks are waited for at the same time, so the times of an operation add up to more than it took.
 //
 // On a host device each is exact: a rank stores with each signal when it gave it. On a GPU nobody knows when
-// signals came. There a time counts that lies between two looks of the engine at the same operation, if both
-// found the other rank missing: what is shorter than 50 ms is hardly ever seen.
+// signals came. There a time counts that lies between two polls of the engine at the same operation, if both
+// found the other rank missing: a wait below 50 ms is hardly ever seen.
 #pragma once
 
 #include "proto/exchange.h"

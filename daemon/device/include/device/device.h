@@ -1,5 +1,5 @@
-// What an engine needs of a device: memory that ranks share, and somewhere to run the operations (Launcher).
-// The engine knows only this and launcher.h.
+// The engine's view of a device: memory that ranks share, and somewhere to run the operations (Launcher). The
+// engine knows only this and launcher.h.
 //
 // Threads: every call comes from the engine's loop. `notify` (given at creation) may be called from
 // any thread, when work finishes that the loop has not seen finish.

@@ -41,11 +41,11 @@ class OperationInFlight {
   // The first rank, from `from` on, that it waits for in kWaitReady and kWaitArrived, else kNobody.
   static constexpr std::uint32_t kNobody = SignalCopy::kNobody;
   virtual std::uint32_t awaited(std::uint32_t from) const = 0;
-  // What of other nodes it waits for, as text for people; "" if for nothing.
+  // The part of other nodes that it waits for, as text for people; "" if there is none.
   virtual std::string waits_for() const = 0;
 };
 
-// What a lane asks about the group of its rank while it carries out calls. Host devices ask it.
+// A lane's questions about the group of its rank while it carries out calls. Host devices ask them.
 class CallGroup {
  public:
   virtual ~CallGroup() = default;
@@ -115,7 +115,7 @@ class CallPort {
   // No further call will begin, and front() will return every entry but that of running().
   virtual bool stopped() = 0;
   virtual void resume(const Start& start) = 0;
-  // Changes one of Start::memories, also while calls run. Complete on return. Of GPUs.
+  // Changes one of Start::memories, also while calls run. Complete on return. GPUs only.
   virtual void set_memory(std::uint32_t /*rank*/, std::uint32_t /*number*/,
                           const abi::MappedMemory& /*memory*/) {}
   // Calls that are enqueued from now on are run. Those before that are discarded. May begin a look at the
@@ -126,8 +126,8 @@ class CallPort {
   virtual const kernels::JournalEntry* front() const = 0;
   virtual void pop() = 0;
 
-  // What is enqueued: a copy of the words. look() begins a copy unless one is under way. seen() returns each
-  // copy once. It is valid until the next look().
+  // A copy of the words with the enqueued calls. look() begins a copy unless one is under way. seen() returns
+  // each copy once. It is valid until the next look().
   struct Ring {
     abi::PackedCall calls[abi::kCallSlots];
     abi::PackedCall host_calls[abi::kCallSlots];
@@ -138,7 +138,8 @@ class CallPort {
   virtual const Ring* seen() = 0;
   // The operation of the call that runs, on a host device.
   virtual const OperationInFlight* running() const { return nullptr; }
-  // What of other nodes the call of the entry at front() waited for when its time was up; "" if for nothing.
+  // The part of other nodes that the call of the entry at front() waited for when its time was up; "" if
+  // there was none.
   virtual std::string waited_for() const { return {}; }
   // When that operation's time is up.
   virtual std::uint64_t deadline_ns() const { return ~std::uint64_t{0}; }
@@ -172,13 +173,13 @@ class Lane {
   virtual ~Lane() = default;
   // Replaces LaneShape::priority: the lanes' shares of SMs follow. The stream keeps its own priority.
   virtual void set_priority(std::int32_t priority) = 0;
-  // What ranks have signalled to this one, for devices that do not tell it otherwise: a copy.
+  // A copy of the signals of other ranks to this one, for devices that do not report them otherwise.
   // look_at_signals() begins a copy unless one is under way. signals() returns the last complete one; null:
   // there is none yet.
   virtual void look_at_signals() {}
   virtual const SignalCopy* signals() { return nullptr; }
-  // After the lane has been destroyed, whoever waits for a call is released within a moment. The destructor
-  // does not wait until the kernel has ended.
+  // After the lane has been destroyed, every thread that waits for a call is released within a moment. The
+  // destructor does not wait until the kernel has ended.
   virtual CallPort& calls() = 0;
   // Whether kernels carry the calls out. They ring nobody, and wait for ranks before they begin
   // (GroupView::together).

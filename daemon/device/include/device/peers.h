@@ -32,7 +32,7 @@ class OperationPeers {
 
   // ---- of groups whose ranks are on several nodes
 
-  // What a gateway needs of a rank of its node, for a combine or for a dispatch that reuses a routing.
+  // A gateway needs these of a rank of its node, for a combine or for a dispatch that reuses a routing.
   struct RoutedRows {
     const std::int32_t* placement = nullptr;  // kernels::Placement's words of the dispatch; null: it has none
     const std::uint16_t* y = nullptr;         // combine: [rows,H]

@@ -11,7 +11,7 @@ struct BuildInfo {
   bool cuda_kernels;    // GPUs can be served
 };
 const BuildInfo& build_info();
-// What --version of a program says: "epd 0.1.0\ncommit 229aa93f1c2d, with CUDA kernels"
+// The output of a program's --version: "epd 0.1.0\ncommit 229aa93f1c2d, with CUDA kernels"
 std::string version_text(const std::string& program);
 
 }  // namespace epd

@@ -1,4 +1,4 @@
-// What recvmsg() and sendmsg() take: bytes, and descriptors beside them (SCM_RIGHTS).
+// The message of recvmsg() and sendmsg(): bytes, and descriptors beside them (SCM_RIGHTS).
 #pragma once
 
 #include "proto/wire.h"
@@ -22,7 +22,7 @@ class DescriptorMessage {
   DescriptorMessage& operator=(const DescriptorMessage&) = delete;
 
   msghdr& header() { return header_; }
-  // What came was longer than `parts`, or some of its descriptors are lost.
+  // Whether the message was longer than `parts`, or some of its descriptors are lost.
   bool is_cut() const { return (header_.msg_flags & (MSG_TRUNC | MSG_CTRUNC)) != 0; }
   // Appends the descriptors that came: ints, or UniqueFds. Allocates nothing where kMaxMessageFds are
   // reserved.

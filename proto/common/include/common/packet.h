@@ -39,12 +39,12 @@ enum class ReceiveResult { kPacket, kNothing, kClosed, kMalformed };
 
 // Receives one packet, without blocking, of a sender that is trusted: its descriptors become ours.
 // kMalformed: wrong magic, length or descriptor count (they are closed); `error` says which. `may_lack_fds`:
-// a packet for whose descriptors this process has no room comes with fewer than its header says.
+// a packet arrives with fewer descriptors than its header says if this process can hold no more.
 ReceiveResult receive_packet(int socket, Packet& packet, Status& error, bool may_lack_fds = false);
 // The same with `prefix` before the packet. How many descriptors have come is not compared with the header,
 // and a malformed packet keeps them.
 ReceiveResult receive_prefixed(int socket, Packet& packet, Status& error, iovec prefix);
-// What is wrong with a packet longer than any message.
+// The error of a packet longer than any message.
 Status too_large();
 
 // Sends without blocking and without SIGPIPE: 0, or the error number of sendmsg().
