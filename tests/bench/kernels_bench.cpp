@@ -225,7 +225,7 @@ void bench_combine(benchmark::State& state, host::Choice choice, Layout layout, 
   count_bytes(state, world.plan.entries.size(), std::size_t{2} * kHidden);
 }
 
-// With the processor's bypassing stores if `streaming`, where there are any.
+// Uses the processor's bypassing stores if `streaming`, where there are any.
 void copy_row(char* to, const char* from, std::size_t bytes, bool streaming) {
 #if defined(__SSE2__)
   for (std::size_t i = 0; streaming && i < bytes; i += 16) {
@@ -237,8 +237,8 @@ void copy_row(char* to, const char* from, std::size_t bytes, bool streaming) {
   std::memcpy(to, from, bytes);
 }
 
-// What dispatch would take if nothing but copies of the same rows to the same places were done; or combine,
-// of the rows over one another.
+// The time that dispatch would take if it did nothing but copy the same rows to the same places; or that
+// combine would take to copy the rows over one another.
 void bench_plain_rows(benchmark::State& state, Layout layout, std::size_t row_bytes, bool streaming,
                       bool pull) {
   const World& world = world_of(static_cast<std::uint32_t>(state.range(0)), layout);

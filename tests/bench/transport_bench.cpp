@@ -52,7 +52,7 @@ void read_all(int fd, void* data, std::size_t bytes) {
   }
 }
 
-// One side, with the other as its only peer. What is received is given back at once.
+// One side, with the other as its only peer. Received messages are given back at once.
 class Side {
  public:
   Side(const Options& options, int in, int out, int core) : options_(options) {

@@ -1,4 +1,4 @@
-// What else there is on the GPU of a rank whose operations are calls: who looks at it, and other groups.
+// Others on the GPU of a rank whose operations are calls: observers, and other groups.
 #include "replaying_ranks.h"
 #include "stream_rounds.h"
 

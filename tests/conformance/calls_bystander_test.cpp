@@ -1,5 +1,5 @@
 // A group whose operations are calls beside clients that come and go, die, or ring nonsense on the same GPUs:
-// it goes on replaying, every round is bit-exact, and no engine is restarted.
+// it continues to replay, every round is bit-exact, and no engine is restarted.
 #include "common/signal.h"
 #include "replaying_ranks.h"
 #include "stream_rounds.h"
@@ -23,7 +23,7 @@ namespace {
 class CallsBystander : public StreamConformance {};
 EPD_INSTANTIATE_CALLS(CallsBystander);
 
-// A group of which all ranks replay and check, from now until finish().
+// A group whose ranks all replay and check, from now until finish().
 class Undisturbed {
  public:
   Undisturbed(const Daemon& daemon, const Case& c, const std::string& group)

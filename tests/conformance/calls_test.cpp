@@ -18,15 +18,15 @@ class Sequence;
 
 class Calls : public StreamConformance {
  protected:
-  // Of random cases, from this seed on.
+  // Runs random cases, from this seed on.
   void run_sequences(std::uint64_t seed, const std::function<void(Sequence&)>& run);
 };
 EPD_INSTANTIATE_CALLS(Calls);
 
 // ---- any sequence ---------------------------------------------------------------------------------
 
-// Of one rank: operations as the case's seed says, the same on all ranks, all enqueued before any is looked
-// at. Each has its copies of the slot: as it was before, and after.
+// The operations of one rank: as the case's seed says, the same on all ranks, all enqueued before any is
+// looked at. Each has its copies of the slot: as it was before, and after.
 class Sequence {
  public:
   Sequence(const Group& group, const Case& c, std::uint32_t rank, std::uint32_t length)
@@ -78,8 +78,8 @@ class Sequence {
     epd_handle_t handle = 0;
   };
   static constexpr std::size_t kNone = ~std::size_t{0};
-  // Of a replay. So many that a step has as many biases in each, and the same row format: its arguments say
-  // both.
+  // The rounds of a replay. There are so many that a step has as many biases in each, and the same row
+  // format: its arguments say both.
   static constexpr std::uint64_t kRounds = std::uint64_t{17} * 2 * 3;
 
   std::uint32_t below(std::size_t n) { return static_cast<std::uint32_t>(random_() % n); }
@@ -120,7 +120,7 @@ class Sequence {
   std::byte* before(std::size_t i) const { return copies_ + 2 * i * bytes_; }
   std::byte* after(std::size_t i) const { return before(i) + bytes_; }
 
-  // What is uploaded when the stream gets there.
+  // Fills the copy that is uploaded when the stream gets there.
   void fill(std::size_t i) {
     const Step& s = steps_[i];
     if (s.kind == Kind::kNoop) return;
@@ -139,7 +139,7 @@ class Sequence {
     for (std::size_t i = 0; i < steps_.size(); ++i) {
       note(at(i));
       enqueue(i);
-      // A deferred operation is waited for behind the next, which is on another slot.
+      // The wait for a deferred operation comes after the next operation, which is on another slot.
       if (deferred_ != kNone && deferred_ != i) receive();
       if (steps_[i].defer) deferred_ = i;
       if (deferred_ == i && (i + 1 == steps_.size() || steps_[i + 1].slot == steps_[i].slot)) receive();
@@ -361,8 +361,8 @@ TEST_P(Calls, ARankMayDoBothInTurn) {
   });
 }
 
-// Of one rank alone: a noop of the host's comes while the stream waits for a peer, and ends behind what that
-// waits for.
+// A rank alone: a noop of the host's comes while the stream waits for a peer, and ends after the stream's
+// operation.
 TEST_P(Calls, WithoutAStreamACallComesBehindWhatRuns) {
   const Case c = stream_case(2, 2);
   Shared<Gate> waits;
@@ -405,7 +405,7 @@ TEST_P(Calls, ResultsAreKeptOfTheLast1024) {
 
 // ---- failures -------------------------------------------------------------------------------------
 
-// Then the group goes on, and so does the graph.
+// Afterwards the group continues, and so does the graph.
 TEST_P(Calls, ABadChoiceIsToldByTicketsAndByCheck) {
   Shared<Gate> checked;
   Shared<Gate> told;

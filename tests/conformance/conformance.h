@@ -21,9 +21,9 @@ namespace epd::test {
 // Base of all random seeds; EPD_TEST_SEED=N repeats or varies a run.
 std::uint64_t base_seed();
 
-// What this program's suites run on: those of one node ("host", "cuda", "cuda_in_streams"), also those for
-// true GPUs where there are some; or the `spanning` ones. The fake driver computes with the code of host
-// devices: it shows order, words, journals and failures, for which few kinds and cases suffice.
+// The devices that this program's suites run on: those of one node ("host", "cuda", "cuda_in_streams"), also
+// those for true GPUs where there are some; or the `spanning` ones. The fake driver computes with the code of
+// host devices: it shows order, words, journals and failures, for which few kinds and cases suffice.
 struct Kinds {
   std::vector<std::string> of_one_node;
   std::vector<std::string> on_true_gpus;
@@ -39,13 +39,13 @@ class Conformance : public testing::TestWithParam<std::string> {
   using Body = std::function<void(const Session&, const Group&, std::uint32_t rank)>;
 
   void SetUp() override;
-  // Of the devices, as use_devices() has it. A suite may have other parameters.
+  // The kind of the devices, as use_devices() has it. A suite may have other parameters.
   virtual std::string device_kind() const { return in_streams() ? "cuda" : GetParam(); }
   // "cuda_in_streams": all operations of with_ranks() and of scripts are enqueued in streams.
   bool spans() const { return device_kind().starts_with("nodes"); }
   bool on_host() const { return device_kind() == "host" || spans(); }
   static bool in_streams() { return GetParam() == "cuda_in_streams"; }
-  // Of so many cases, those that run on devices of this kind: on GPUs of the fake driver a tenth.
+  // The number of cases, out of `all`, that run on devices of this kind: on GPUs of the fake driver a tenth.
   std::uint32_t cases_here(std::uint32_t all) const;
   // All ranks of a case attach, join and run the body.
   void with_ranks(const Case& c, const Body& body, double seconds = 90);
@@ -60,7 +60,7 @@ class Conformance : public testing::TestWithParam<std::string> {
   std::string group_name() const;
 
   static Daemon& daemon() { return daemon_of(0); }
-  // Of groups that span nodes each rank is on another node than the one before.
+  // In groups that span nodes each rank is on another node than the one before.
   static Daemon& daemon_of(std::uint32_t rank);
   static Session session_of(std::uint32_t rank, epd_wait_by_t wait_by = EPD_WAIT_BY_MEMOP) {
     return Session(daemon_of(rank).socket(), daemon_of(rank).device(rank), wait_by);

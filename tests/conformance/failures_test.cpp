@@ -1,5 +1,5 @@
-// What every device must do when ranks disagree, don't come, or leave: the right status with the
-// rank and the values on every rank, and a group that goes on afterwards.
+// Every device must do the same when ranks disagree, don't come, or leave: it gives the right status with the
+// rank and the values on every rank, and the group continues afterwards.
 #include "conformance.h"
 
 #include <cstring>
@@ -71,7 +71,7 @@ std::uint64_t resume(const Group& group) {
   return info.resume_op;
 }
 
-// After `done` operations the group must go on with that number, and give right results.
+// After `done` operations the group must continue with that number, and give right results.
 void must_go_on(const Group& group, const Case& c, std::uint32_t rank, std::uint64_t done) {
   const std::uint64_t resume_op = resume(group);
   RANK_CHECK(resume_op == done,

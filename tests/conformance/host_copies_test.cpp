@@ -92,7 +92,7 @@ TEST_P(HostCopies, InputsMayGoAtOnceAndOutputsWhenTheEndIsTaken) {
           must(epd_ticket_drop(group.get(), ticket), "drop");
         }
       }
-      // Whatever comes after it on the slot.
+      // A noop comes after everything else on the slot.
       const double until = now_s() + 30;
       while (epd_noop(group.get(), 0, EPD_NO_STREAM, &ticket) == EPD_WOULD_BLOCK && now_s() < until)
         sleep_ms(1);

@@ -152,8 +152,8 @@ class Captured {
         memory_(self.take(mine_.bytes(), false)),
         graph_(capture(memory)) {}
 
-  // What the ticket says after a replay. The graph has the call alone: the driver does not expect that the
-  // memory of a graph's copies is freed.
+  // Returns the ticket's status after a replay. The graph has the call alone: the driver does not expect that
+  // the memory of a graph's copies is freed.
   epd_status_t replay() {
     self_.fill_dispatch(mine_, memory_, Round(0), false);
     self_.stream().copy_in(memory_.real, memory_.given, mine_.bytes());
@@ -253,7 +253,7 @@ TEST_P(MappedMemory, AGraphThatEndsBeforeItsMemoryIsNotReported) {
   with_registered(c, 1, body, Slab::kNotRegistered);
 }
 
-// Its successor maps all again before the group goes on.
+// Its successor maps all again before the group continues.
 TEST_P(MappedMemory, AGraphGoesOnWithAnotherEngine) {
   const Case c = mapped_case(24400, 1).at(Round(0));
   const auto body = [&](const Session&, const Group& group, std::uint32_t rank, Slab*) {

@@ -99,7 +99,8 @@ class CallersMemory : public Conformance {
   }
   static Slab::Kind kind_of(std::uint64_t number) { return number % 2 == 0 ? Slab::kOfEpd : Slab::kOfMalloc; }
   using RegisteredBody = std::function<void(const Session&, const Group&, std::uint32_t, Slab*)>;
-  // With room for so many slots. Where nothing can be registered, that is said, and there is no slab.
+  // Runs the body with space for so many slots. Where nothing can be registered, the test says so, and there
+  // is no slab.
   void with_registered(const Case& c, std::size_t slots, const RegisteredBody& body,
                        Slab::Kind kind = Slab::kOfEpd) {
     SCOPED_TRACE(c.describe());
@@ -158,7 +159,7 @@ class Rank {
   }
   GpuStream& stream() { return *stream_; }
   void* its_stream() const { return stream_ != nullptr ? stream_->get() : EPD_NO_STREAM; }
-  // What lies in the slot in place of regions that are named. Rows that are not received must not be copied.
+  // The slot has this in place of regions that are named. Rows that are not received must not be copied.
   void use_junk(int junk) { junk_ = junk; }
   const SlotImage& image() const { return image_; }
   const Memory& slot_memory() const { return slot_; }
@@ -173,7 +174,7 @@ class Rank {
     on_host_ ? static_cast<void>(std::memcpy(got, real, bytes)) : stream_->copy_out(got, real, bytes);
   }
 
-  // Inputs that are named lie in the memory, and the slot has junk in their place; outputs likewise.
+  // Named inputs lie in the memory, and the slot has junk in their place; outputs also.
   void spread(const CallerMemory& mine, const Memory& m, Memory& slot, std::uint32_t inputs,
               std::uint32_t outputs) const {
     std::memset(m.given, kPoison, mine.bytes());

@@ -81,7 +81,7 @@ TEST_P(CallersMemory, AnyCaseIsBitExact) {
   }
 }
 
-// Of which streams copy in larger parts, by more blocks, and wait by one thread.
+// Streams copy these operations in larger parts, by more blocks, and wait by one thread.
 TEST_P(CallersMemory, LargeOperationsToo) {
   for (const epd_layout_t layout : {EPD_LAYOUT_COMPACT, EPD_LAYOUT_EXPERT}) {
     const Case c = large_case(layout);
@@ -115,7 +115,7 @@ TEST_P(CallersMemory, LargeOperationsInRegisteredMemory) {
   }
 }
 
-// What lies in the slot in place of the rows stays there. Once the memory is not registered, they are copied.
+// The slot's bytes in place of the rows stay there. Once the memory is not registered, the rows are copied.
 TEST_P(CallersMemory, RowsInRegisteredMemoryAreNotCopied) {
   if (!by_calls()) GTEST_SKIP() << "only calls have places";
   for (std::uint64_t i = 0; i < 6; ++i) {

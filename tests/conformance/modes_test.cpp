@@ -254,7 +254,7 @@ void Modes::outlive_engines(const Case& c, Order order) {
 }
 
 // The engine's death takes nothing that had been completed: kept routings are used on, lost ones are made
-// anew.
+// again.
 TEST_P(Modes, KeptRoutingsOutliveTheEngine) {
   Case c = mode_case(3, EPD_LAYOUT_PACKED, 3);
   c.max_tokens = 64;
@@ -272,7 +272,7 @@ TEST_P(Modes, DeepGroupsOutliveTheEngine) {
 
 // ---- rows that nobody counts -------------------------------------------------------------------------
 
-// What rank's experts answer if each gives its rows back.
+// The answers of the ranks' experts if each gives its rows back.
 std::vector<Answer> echoes(const Case& c, const std::vector<Input>& inputs) {
   std::vector<Answer> answers;
   for (const auto& received : kernels::reference::dispatch(c.params(), inputs)) {
@@ -284,8 +284,8 @@ std::vector<Answer> echoes(const Case& c, const std::vector<Input>& inputs) {
   return answers;
 }
 
-// The experts work on all rows there is room for, whether tokens fill them or not, and never ask how many do.
-// With `marked` they pass over the rows that say that they are not used.
+// The experts work on all rows in the region, whether tokens fill them or not, and never ask how many do. If
+// `marked`, they pass over the rows that say that they are not used.
 void echo_all_rows(const Case& c, const epd_buffers_t& b, bool marked) {
   const abi::GroupShape shape = c.shape();
   const auto* idx = static_cast<const std::int32_t*>(b.recv_topk_idx);
@@ -372,7 +372,7 @@ TEST_P(Modes, SmsOfACallChangeNoByte) {
   }
 }
 
-// What is not about the routing concerns the rank's own rows alone.
+// Flags that do not concern the routing apply to the rank's own rows alone.
 TEST_P(Modes, EachRankHasItsOwnFlags) {
   const Case c = mode_case(4, EPD_LAYOUT_PACKED);
   const std::string name = group_name();

@@ -1,5 +1,5 @@
-// What every device must do alike: results, order, depth, completion. What it must do when ranks
-// disagree or fail to come is in failures_test.cpp.
+// Every device must do the same: results, order, depth, completion. failures_test.cpp tests ranks that
+// disagree or do not come.
 #include "conformance.h"
 
 #include <atomic>

@@ -21,7 +21,7 @@ struct ReplayingRank {
 
   // Rounds first .. last - 1, each checked.
   void play(std::uint64_t first, std::uint64_t last, const std::set<std::uint32_t>& lost = {}) const;
-  // What epd_group_check says; at last, if it says nothing is wrong.
+  // Compares the status of epd_group_check; must_become() waits for it.
   void must_be(epd_status_t status) const;
   void must_become(epd_status_t status) const;
   void resume() const;

@@ -1,4 +1,4 @@
-// Streams that go on whoever dies, and rounds that go on after it.
+// Streams that continue whoever dies, and rounds that continue after it.
 #include "common/signal.h"
 #include "stream_rounds.h"
 #include "support/rank_bodies.h"
@@ -30,7 +30,8 @@ void resume_past(const Group& group, std::uint64_t epoch, std::uint64_t resume_o
 }
 
 // Two rounds that succeed, two of rank 0's that nobody answers and that end with `status` on all tickets, and
-// four more after them. `waiting` opens when rank 0's stream waits; rank 1 goes on when it has seen the end.
+// four more after them. `waiting` opens when rank 0's stream waits; rank 1 continues when it has seen the
+// end.
 void break_and_go_on(const Case& c, const Group& group, std::uint32_t rank, std::uint32_t timeout_ms,
                      epd_status_t status, Gate& waiting, Gate& failed) {
   Rounds rounds(group, c, rank, 8);
@@ -86,13 +87,13 @@ TEST_P(StreamFailures, AnEngineThatIsKilledHoldsNoStream) {
 
 constexpr std::uint32_t kMostKills = 6;
 
-// Rounds 0 .. most - 1 on so many slots, all enqueued as soon as there is room, and again from where the
+// Rounds 0 .. most - 1 on so many slots, all enqueued as soon as there is space, and again from where the
 // group says after each break. Until all ranks are through, a rank may be asked to redo what its peers have
 // not completed.
 void rounds_through_breaks(const Case& c, const Group& group, std::uint32_t rank, std::uint32_t slots,
                            Gate& finished) {
   constexpr std::uint64_t most = 200;
-  // A host is told of a break by a refusal, a stream goes on to the end: all is done again after each kill.
+  // A refusal tells a host of a break, a stream continues to the end: all is done again after each kill.
   Rounds rounds(group, c, rank, most * (2 + kMostKills), slots);
   std::uint64_t epoch = epoch_of(group);
   std::uint64_t next = 0;  // operation
@@ -319,7 +320,7 @@ TEST_P(StreamFailures, AnEvictedSessionHoldsNoStream) {
   expect_all_ok(wait_all(ranks, 90));
 }
 
-// Also what was enqueued behind the waits runs before the regions go.
+// Calls that were enqueued after the waits also run before the regions go.
 TEST_P(StreamFailures, LeavingAndDetachingHoldNoStream) {
   for (const bool leaves : {true, false}) {
     SCOPED_TRACE(leaves ? "the group is left" : "the session is detached");
@@ -339,7 +340,7 @@ TEST_P(StreamFailures, LeavingAndDetachingHoldNoStream) {
         group.reset();
       } else {
         session = Session();
-        // With the session. Kept where leak checkers find it.
+        // The group goes with the session. It is kept where leak checkers find it.
         [[maybe_unused]] static const Group* volatile gone = nullptr;
         gone = group.release();
       }

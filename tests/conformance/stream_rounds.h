@@ -57,13 +57,13 @@ class Rounds {
   void submit(std::uint64_t number, std::uint32_t timeout_ms = 20000, bool elsewhere = false);
   // The status of the first operation that was refused.
   epd_status_t try_submit(std::uint64_t number, std::uint32_t timeout_ms = 20000, bool elsewhere = false);
-  // Of a round whose dispatch has been completed before.
+  // For a round whose dispatch has been completed before.
   epd_status_t try_submit_combine(std::uint64_t number);
 
   void must_finish() { RANK_CHECK(stream_.finish(kStreamSeconds), "the stream waits"); }
 
-  // Of all rounds since the last call of one of these three, after must_finish(). What tickets say; of calls
-  // also what epd_group_check does.
+  // These check all rounds since the last call of one of the three, after must_finish(): the tickets' status,
+  // and for calls also that of epd_group_check.
   void check_all();
   void all_must_fail(epd_status_t status);
   // False if the engine was restarted under some of them.

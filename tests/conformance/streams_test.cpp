@@ -67,7 +67,7 @@ std::string shown_sms(const Daemon& daemon, const std::string& device) {
   return "";
 }
 
-// Of all ranks but one, something is always in flight when the SMs change.
+// All ranks but one always have something in flight when the SMs change.
 TEST_P(Streams, RoundsGoOnWhileSmsChange) {
   constexpr std::uint32_t kChanges = 6;
   constexpr std::uint64_t kBetween = 4;
@@ -178,8 +178,8 @@ TEST_P(Streams, DeferredRoundsAreEnqueuedAhead) {
   });
 }
 
-// Of one rank: rounds with noops on the same slots and stream. Nobody leaves before all are done: a noop
-// needs no peer, but does not come after one that has left.
+// Rounds of one rank with noops on the same slots and stream. Nobody leaves before all are done: a noop needs
+// no peer, but does not come after one that has left.
 void rounds_and_noops(const Case& c, const Group& group, std::uint32_t rank, bool ahead, Gate& finished) {
   Rounds rounds(group, c, rank, 8);
   std::vector<epd_ticket_t> noops;

@@ -1,4 +1,4 @@
-# What is installed as a service, the Debian packages, the container image and the manifests. Scripts: see README.md.
+# Tests the installed service, the Debian packages, the container image and the manifests. Scripts: see README.md.
 add_test(NAME deploy.units COMMAND ${CMAKE_CURRENT_LIST_DIR}/units_test.sh ${PROJECT_BINARY_DIR})
 set_tests_properties(deploy.units PROPERTIES LABELS deploy TIMEOUT 60 SKIP_RETURN_CODE 77)
 add_test(NAME deploy.versions COMMAND ${CMAKE_CURRENT_LIST_DIR}/versions_test.sh)

@@ -47,7 +47,7 @@ def judge(program, version, text):
 
 
 def without_custom_resources(name, text):
-    """What Kubernetes itself has schemas for."""
+    """Keeps the documents for which Kubernetes itself has schemas."""
     kept = []
     for document in yaml.safe_load_all(text):
         if document["apiVersion"].startswith("monitoring.coreos.com/"):
@@ -77,7 +77,7 @@ def pods_of(documents):
 
 
 def must_hold_together(name, text):
-    """What a patch can break and no schema sees: mounts have volumes, and volumes their ConfigMaps."""
+    """Checks references that a patch can break and no schema sees: mounts have volumes, and volumes their ConfigMaps."""
     documents = list(yaml.safe_load_all(text))
     maps = {document["metadata"]["name"] for document in documents if document["kind"] == "ConfigMap"}
     pods = list(pods_of(documents))

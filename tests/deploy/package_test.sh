@@ -10,7 +10,7 @@ tests=$(cd "$(dirname "$0")/.." && pwd)
 skip() { echo "skipped: $1"; exit 77; }
 fail() { echo "FAILED: $1" >&2; exit 1; }
 
-# What the namespaces see, and then systemd: what is left of this script there. $root is a directory of the outside.
+# The rest of this script runs once in the namespaces, and then under systemd. $root is a directory of the outside.
 if [[ -n ${EPD_PACKAGE_TEST_ROOT:-} ]]; then
   root=$EPD_PACKAGE_TEST_ROOT
   mount --bind "$root" "$root"
@@ -59,7 +59,7 @@ cleanup() {
     kill -KILL "$unshared" 2>/dev/null || true
     wait "$unshared" 2>/dev/null || true
   fi
-  # What was in the namespaces takes a moment to end.
+  # Processes of the namespaces take a moment to end.
   for (( i = 0; i < 100; i++ )); do
     find "$cgroup" -depth -type d -exec rmdir {} + 2>/dev/null && break
     sleep 0.1
@@ -190,7 +190,7 @@ read -r -a flags <<<"$(PKG_CONFIG_PATH=$pkgconfig pkg-config --cflags --libs epd
 cc -std=c11 "$tests/support/package/consumer.c" "${flags[@]}" -o "$root/opt/consumer"
 [[ $(there /opt/consumer) == $(there epd --version | sed -n '1s/epd \([0-9.]*\).*/\1/p') ]] || explain "the consumer says $(there /opt/consumer)"
 
-# Reload: an error or a change that needs a restart fails it, with the reason, and the daemon goes on.
+# Reload: an error or a change that needs a restart fails it, with the reason, and the daemon continues.
 there sed -i 's/^max_sessions = 256/max_sessions = -1/' /etc/epd/epd.toml
 if there systemctl reload epd.service 2>/dev/null; then explain "a reload of a wrong file succeeds"; fi
 if there epctl reload >"$work/reload" 2>&1; then explain "epctl reload of a wrong file succeeds"; fi
@@ -272,7 +272,7 @@ there rm -r /etc/systemd/system/epd.service.d
 there sed -i 's/^listen = "9455"/listen = ""/' /etc/epd/epd.toml
 there systemctl daemon-reload
 
-# The watchdog: a daemon that stands still is replaced.
+# The watchdog: a daemon that is stopped is replaced.
 there mkdir -p /run/systemd/system/epd.service.d
 printf '[Service]\nWatchdogSec=6s\n' | there tee /run/systemd/system/epd.service.d/watchdog.conf >/dev/null
 there systemctl daemon-reload

@@ -31,7 +31,7 @@ RULES_FILE = ROOT / "deploy/prometheus/epd.rules.yml"
 RULES = [rule for group in yaml.safe_load(RULES_FILE.read_text())["groups"] for rule in group["rules"]]
 MANUAL = (ROOT / "deploy/OPERATING.md").read_text()
 WAIT_S = 40
-# What Grafana puts in for its variables.
+# Grafana replaces its variables by these.
 VARIABLES = {"$__rate_interval": "8s", "$instance": ".*", "$group": ".*"}
 
 
@@ -40,7 +40,7 @@ def skip(why):
     sys.exit(77)
 
 
-# What only a cluster has.
+# Only a cluster has these.
 CLUSTER = re.compile(r"epd_(far|cluster)_")
 
 
@@ -315,7 +315,7 @@ def test_site(site, of_clusters):
     site.load()
     prometheus.must_become_true("sum(rate(epd_group_operations_total[8s])) > 1")
 
-    # A rank's engine stands still: who waits for whom is told.
+    # A rank's engine is stopped: metrics name the ranks that wait, and for whom.
     before = waits_of_pairs(prometheus)
     check(set(before) == {("0", "1"), ("1", "0")}, f"pairs: {before}")
     engines = [int(device["engine_pid"]) for device in site.epctl("devices", "--json")["devices"]]
@@ -323,7 +323,7 @@ def test_site(site, of_clusters):
     stop_while_others_wait(prometheus, engines[1])
     time.sleep(3)
     os.kill(engines[1], signal.SIGCONT)
-    # What the others have waited for rank 1 is added up, and each number is one that epctl tells too.
+    # The others' waits for rank 1 are added up, and each number is one that epctl tells too.
     late = prometheus.must_become_true(soon(alert("EpdRankLate")))
     late = {series["metric"]["rank"]: float(series["value"][1]) for series in late}
     check(max(late, key=late.get) == "1", f"late: {late}")

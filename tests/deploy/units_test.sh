@@ -31,7 +31,7 @@ for unit in epd.service nvidia-mps.service; do
   tail -n 1 "$work/score"
 done
 
-# What the units and the documents name is there.
+# The files that the units and the documents name are there.
 documentation=$(sed -n 's|^Documentation=file://||p' "$units/epd.service")
 [[ -f $root$documentation ]] || fail "epd.service names $documentation"
 for file in prometheus/epd.rules.yml grafana/epd.json test-ca.sh; do
@@ -66,7 +66,7 @@ cmake --install "$build" --prefix "$work/opt" --component daemon >/dev/null
 grep -q '^# mine' "$work/opt/etc/epd/epd.toml" || fail "an edited configuration was overwritten"
 cmp --silent "$work/opt/etc/epd/epd.toml.new" "$root/etc/epd/epd.toml" || fail "the new configuration is not beside the edited one"
 
-# What people run before they reload.
+# People run this before they reload.
 echo 'nonsense = 1' >>"$work/opt/etc/epd/epd.toml"
 if "$work/opt/bin/epd" check-config --quiet --config "$work/opt/etc/epd/epd.toml" >"$work/out" 2>"$work/err"; then
   fail "check-config passes an unknown option"
@@ -74,7 +74,7 @@ fi
 [[ ! -s $work/out ]] || fail "check-config --quiet prints $(cat "$work/out")"
 grep -q 'unknown option .*nonsense' "$work/err" || fail "check-config says: $(cat "$work/err")"
 
-# User, groups and directories. Who is not root can give directories to nobody.
+# User, groups and directories. Only root can give directories to other users.
 systemd-sysusers --root="$root" epd.conf 2>"$work/sysusers" || fail "$(cat "$work/sysusers")"
 grep -q '^epd:x:[0-9]*:[0-9]*:.*:/var/lib/epd:/usr/sbin/nologin$' "$root/etc/passwd" || fail "$(cat "$root/etc/passwd")"
 for group in video render; do grep -q "^$group:.*:epd\$" "$root/etc/group" || fail "epd is not in $group"; done

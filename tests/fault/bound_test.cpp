@@ -160,7 +160,7 @@ TEST_P(Bound, DescriptorsThatAreNoMemoryOfTheDevice) {
                    own.bindings[0].fd = ::open("/proc/self/exe", O_RDONLY | O_CLOEXEC);
                  },
                  {"recv_x", "allowed"});
-  // Of the other kind of device.
+  // Memory of the other kind of device.
   expect_refused(on_host() ? Seen::kBySupervisor : Seen::kByEngine,
                  [this](const epd_session_info_t&, BoundMemory& own) {
                    if (on_host()) {
@@ -178,7 +178,7 @@ TEST_P(Bound, MemoryThatIsTooShort) {
   expect_refused(on_host() ? Seen::kBySupervisor : Seen::kByEngine,
                  [this](const epd_session_info_t& info, BoundMemory& own) {
                    const std::size_t bytes = own.memory[0]->bytes();
-                   // A GPU's is whole units, so the region is moved behind the last.
+                   // A GPU's allocation is whole units, so the region is moved past the last.
                    own.bindings[0].offset = on_host() ? own.bindings[0].offset + 256 : bytes;
                    static_cast<void>(info);
                  },

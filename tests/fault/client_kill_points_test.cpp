@@ -44,7 +44,7 @@ void must_be_right(const std::string& difference) {
   RANK_CHECK(difference.empty(), difference);
 }
 
-// What the victim does in its life: one round, then it goes. Each step may be its last.
+// The victim's life: one round, then it goes. Each step may be its last.
 std::string whole_life(const Daemon& daemon, const EnginePages& pages, const Case& c, const std::string& name,
                        Stretch traced, Death& death) {
   const auto step = [traced](Stretch here, const std::function<void()>& work) {
@@ -303,7 +303,7 @@ TEST_F(ClientKillPoints, StepsInMemoryOnly) {
     if (point == Memory::kHalfWritten) {
       EXPECT_EQ(saw, "lost after 0 operations");
     }
-    // What every rank had submitted runs to its end, whoever is there to see it.
+    // Operations that every rank had submitted run to their end, whoever is there to see it.
     if (point >= Memory::kCountsSeen) {
       EXPECT_EQ(saw, "lost after 1 operations");
     }

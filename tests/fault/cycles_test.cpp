@@ -14,8 +14,7 @@ namespace {
 constexpr int kCycles = 1000;
 constexpr int kWarmUp = 1100;  // allocators, caches of threads, page tables; the event log is full
 constexpr int kAtOnce = 4;
-// What resident memory of a process may have grown by in between: a leak of two pages per cycle would be 8
-// MiB.
+// Resident memory of a process may grow by this in between: a leak of two pages per cycle would be 8 MiB.
 constexpr std::uint64_t kBandKib = 1024;
 
 enum class Last { kAttached, kJoined, kSubmitted, kCompleted, kInAPair };

@@ -1,5 +1,5 @@
-// A rank is lost under the policy `degrade`: the others go on without it, bit for bit as if nobody had chosen
-// its experts, and take it back when it returns.
+// A rank is lost under the policy `degrade`: the others continue without it, bit for bit as if nobody had
+// chosen its experts, and take it back when it returns.
 #include "common/signal.h"
 #include "fault.h"
 

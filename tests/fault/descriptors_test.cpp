@@ -27,7 +27,7 @@ void become(std::uint32_t user) {
              "become user " + std::to_string(user));
 }
 
-// Attaches until it is refused; the refusal. What is attached stays so.
+// Attaches until it is refused, and returns the refusal. The clients stay attached.
 std::string attach_until_refused(const std::string& socket, const char* device,
                                  std::vector<std::unique_ptr<RawClient>>& clients) {
   for (int i = 0; i < 2000; ++i) {

@@ -1,6 +1,6 @@
-// One driver call of the daemon fails, once, wherever a group's life or an engine's start needs it. Whoever
-// is concerned is told by status, the log or a client's error names the call, nobody hangs, nothing leaks,
-// and the next group's results are right to the bit. By the file `fail` of the fake driver.
+// One driver call of the daemon fails, once, wherever a group's life or an engine's start needs it. Everybody
+// concerned is told by status, the log or a client's error names the call, nobody hangs, nothing leaks, and
+// the next group's results are right to the bit. The file `fail` of the fake driver makes the call fail.
 #include "common/signal.h"
 #include "cuda_driver.h"
 #include "fault.h"
@@ -35,13 +35,14 @@ constexpr std::uint32_t kJoinUnderFaultMs = 2'000;  // the partner may never com
 const std::vector<std::string> kFunctions = {EPD_CUDA_FUNCTIONS(EPD_NAME_OF)};
 #undef EPD_NAME_OF
 
-// What a failure of these costs is told otherwise, or nothing: what was left stays until the engine ends.
+// Failures of these are told otherwise, or cost nothing: a resource that was left stays until the engine
+// ends.
 const std::set<std::string> kDoneWithout = {"cuStreamDestroy"};
 
 // Streams are kept for later, each with a thread of the fake driver's; as many as were ever in use at once.
 constexpr std::size_t kMoreThreads = 4;
 
-// What a rank may be told, and a rank whose partner has not come.
+// The statuses that a rank may get, and a rank whose partner has not come.
 const std::vector<std::string> kTyped = {
     " INTERNAL: ",    " RESOURCE_EXHAUSTED: ", " RANK_LOST: ",
     " ABORTED: ",     " ENGINE_RESTARTED: ",   " INVALID_ARGUMENT: ",
@@ -84,7 +85,7 @@ class DriverFault : public testing::Test {
     for (const std::string& text : live(kJoinMs)) ASSERT_EQ(text, "");
   }
   using Step = std::function<std::vector<std::string>()>;
-  // Of each function the calls 1, 2, 4, ... that `step` makes, at most that many; `whose`: see above.
+  // Fails the calls 1, 2, 4, ... of each function that `step` makes, at most that many; `whose`: see above.
   void sweep(const char* whose, int most, const Step& step);
   // Whether the call was made, and has failed.
   bool fails_in(const std::string& function, const std::string& fault, const Step& step);

@@ -1,5 +1,5 @@
-// An engine dies: what was in flight ends with ENGINE_RESTARTED or is right, arenas and routing
-// survive, and the clients go on without restarting.
+// An engine dies: operations in flight end with ENGINE_RESTARTED or are right, arenas and routing survive,
+// and the clients continue without restarting.
 #include "common/signal.h"
 #include "fault.h"
 
@@ -43,7 +43,7 @@ class EngineDeath : public testing::TestWithParam<std::string> {
       ASSERT_TRUE(eventually(10, [&] { return !is_running(pid); }));
     }
   }
-  // Of the groups that there are, as far as the engines know.
+  // For the present groups, as far as the engines know.
   std::uint64_t completed_operations() const {
     std::uint64_t sum = 0;
     const nlohmann::json answer = nlohmann::json::parse(daemon_->epctl({"stats", "--json"}).out);
@@ -284,7 +284,7 @@ TEST_P(EngineDeath, AnEngineThatDiesTooOftenIsGivenUp) {
   }));
 }
 
-// `pkill -HUP epd`, meant to reload the configuration, killed all engines; other signals did likewise.
+// `pkill -HUP epd`, meant to reload the configuration, killed all engines; other signals also did.
 TEST_P(EngineDeath, ASignalThatWasSentToEveryEpdKilledTheEngines) {
   const std::vector<pid_t> engines = daemon_->engine_of_each_device();
   for (const pid_t engine : engines) {

@@ -1,8 +1,7 @@
 // kill -9 of an engine in every state that an operation, a group, a session or the engine itself can be in.
 // The states are real and made to last: a rank that has not submitted, a peer's engine that is stopped, an
-// operation with many rows on one SM. Each is confirmed on the engine's page, while it stands still, before
-// it dies. Afterwards every rank has ENGINE_RESTARTED and nothing else, resumes, redoes, and is right to the
-// bit.
+// operation with many rows on one SM. Each is confirmed on the page of the stopped engine before it dies.
+// Afterwards every rank has ENGINE_RESTARTED and nothing else, resumes, redoes, and is right to the bit.
 #include "common/signal.h"
 #include "fault.h"
 #include "support/engine_pages.h"
@@ -124,8 +123,8 @@ class EngineKillPoints : public testing::Test {
     return pid;
   }
 
-  // The engine stands still in a moment when one of its operations is in the stage. False: the ranks were
-  // through with all their rounds, and there was none.
+  // Stops the engine in a moment when one of its operations is in the stage. False: the ranks were through
+  // with all their rounds, and there was none.
   bool stop_in(std::uint32_t device, Op op, OpStage stage) {
     return stop_when(
         engine(device), [&] { return pages_->shows(device, op, stage); },
@@ -152,7 +151,7 @@ class EngineKillPoints : public testing::Test {
     ASSERT_TRUE(eventually(10, [&] { return !is_running(pid); }));
   }
 
-  // The third engine dies, the holder's is stopped and owes its answer: the victim stays in between.
+  // The third engine dies. The holder's is stopped, and its answer is pending: the victim stays in between.
   pid_t break_that_lasts(Op op) {
     EXPECT_TRUE(eventually(20, [&] { return pages_->shows(kVictim, op, OpStage::kWaitReady); }));
     const pid_t holder = engine(kHolder);
@@ -236,7 +235,7 @@ TEST_F(EngineKillPoints, Breaking) {
   }
 }
 
-// It has answered the break; the word to go on is under way to it.
+// It has answered the break; the order to continue is under way to it.
 TEST_F(EngineKillPoints, WithTheResumeUnread) {
   start_ranks(fault_case(kRanks, 2), 4, 1);
   const pid_t holder = break_that_lasts(Op::kCombine);

@@ -1,4 +1,4 @@
-// What the fault tests share.
+// The common parts of the fault tests.
 #pragma once
 
 #include "support/cases.h"

@@ -21,7 +21,7 @@ namespace fs = std::filesystem;
 constexpr const char* kFaultDir = "EPD_FAKE_CUDA_FAULT_DIR";
 constexpr const char* kMpsDir = "EPD_FAKE_MPS_DIR";
 
-// Of the machine, be it the fake driver's.
+// The GPUs of the machine, or of the fake driver.
 std::uint32_t gpus_there(bool true_gpus) {
   const char* number = std::getenv(true_gpus ? "EPD_TEST_GPUS" : "EPD_FAKE_CUDA_DEVICES");
   return number == nullptr ? FaultyGpus::kMost

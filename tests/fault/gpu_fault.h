@@ -61,7 +61,7 @@ class FaultyGpus {
   bool can_terminate() const;
   // Whether a HeldMps holds it: the fake one.
   bool can_hold_mps() const { return !true_gpus_; }
-  // What the fake MPS says; the true one knows by itself.
+  // Sets the clients that the fake MPS lists; the true one knows them itself.
   void list_clients(const std::vector<pid_t>& clients) const;
   bool was_terminated(pid_t pid) const;
   // "" if it has none.

@@ -134,7 +134,7 @@ class GpuFaultCalls : public GpuFault, public testing::WithParamInterface<Fate> 
     return c;
   }
 
-  // Of each rank, before its first replay from kLoss on.
+  // Each rank calls this before its first replay from kLoss on.
   void meet_fate(std::uint32_t rank, const Group& group) const {
     const bool victim = rank == kVictim;
     if (victim && GetParam().death == Death::kInItsKernel) occupy_its_gpu();
@@ -216,7 +216,7 @@ class GpuFaultCalls : public GpuFault, public testing::WithParamInterface<Fate> 
     if (GetParam().fails_gpu()) return gpus_->kill_in_a_kernel(ranks[kVictim], victims_gpu());
     const double killed = now_s();
     ranks[kVictim].kill(SIGKILL);
-    // Its place is free; and one group of the two that degrade so is seen to go on before it is taken.
+    // Its place is free; and one group of the two that degrade so is seen to continue before it is taken.
     const RankTimes& times = stage_->times[kLatecomer];
     const bool waits = GetParam().degrade && !GetParam().in_a_call();
     EXPECT_TRUE(eventually(20, [&] { return (waits ? times.again : times.told) != 0; }));

@@ -1,6 +1,6 @@
-// What the cases of gpu_fault_test share: a daemon on GPUs, of which one fails, and four ranks. The victim
-// has that GPU for itself; the others are on the rest, with four GPUs each on its own, with two all three on
-// one.
+// The common parts of gpu_fault_test's cases: a daemon on GPUs, one of which fails, and four ranks. The
+// victim has that GPU for itself; the others are on the rest, with four GPUs each on its own, with two all
+// three on one.
 #pragma once
 
 #include "gpu_fault.h"
@@ -50,7 +50,7 @@ class GpuFault : public testing::Test {
   // Where the rank is: a GPU's number, and its device.
   std::uint32_t gpu_of(std::uint32_t rank) const;
   std::uint32_t victims_gpu() const { return gpu_of(kVictim); }
-  // By a kernel of the victim's, in whose process this is.
+  // Occupies the GPU by a kernel of the victim's process, which calls this.
   void occupy_its_gpu(int seconds = 600) const;
   std::string device_of(std::uint32_t rank) const { return daemon().device(gpu_of(rank)); }
 
@@ -62,7 +62,7 @@ class GpuFault : public testing::Test {
   std::unique_ptr<FaultyGpus> gpus_;
 };
 
-// With one GPU all there is to be seen can be seen.
+// One GPU suffices for these.
 class OneGpuFault : public GpuFault {
  protected:
   void SetUp() override { start({}, 1); }

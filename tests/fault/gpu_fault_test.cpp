@@ -1,6 +1,6 @@
 // A process ends in the middle of its kernel. Under MPS that takes along every process on its GPU: the engine
-// too, which comes back, while ranks on other GPUs go on. Without a GPU the fake driver's fault files stand
-// for MPS.
+// too, which comes back, while ranks on other GPUs continue. Without a GPU the fake driver's fault files
+// stand for MPS.
 #include "gpu_fault_fixture.h"
 
 #include <gtest/gtest.h>

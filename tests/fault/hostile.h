@@ -57,7 +57,7 @@ class HostileSession {
   int socket() const { return client_.fd(); }
   int bell() const { return bell_.get(); }
   int client_bell() const { return client_bell_.get(); }
-  // Of segment A and segment B.
+  // Segment A and segment B.
   const std::vector<UniqueFd>& segments() const { return segments_; }
 
  private:

@@ -22,7 +22,7 @@ constexpr int kRounds = 20;
 constexpr int kTries = 3;
 constexpr std::uint32_t kWatches = 250'000;  // of each bell
 
-// Of a process's main thread.
+// The processor time of a process's main thread.
 std::uint64_t cpu_ns_of(pid_t pid) {
   const std::string id = std::to_string(pid);
   std::ifstream file("/proc/" + id + "/task/" + id + "/schedstat");
@@ -105,7 +105,7 @@ class HostileBells : public testing::Test {
   struct Cost {
     std::uint64_t engine, supervisor, walk;
   };
-  // Of the end of a session whose watches stay.
+  // The cost of a session's end when its watches stay.
   Cost cost_of_an_end() const {
     const std::size_t memfds = memfds_held(*daemon_);
     auto attacker = std::make_unique<Attacker>(daemon_->socket(), "closes");
@@ -143,8 +143,8 @@ TEST_F(HostileBells, TheEnginesLoopWalksNoWatches) {
   expect_census(before);
 }
 
-// The client keeps its ends, so the last close of each of the daemon's wakes all who wait there. What others
-// do on this machine (interrupts, a hypervisor) is charged to whoever runs, so the best of some tries counts.
+// The client keeps its ends, so the last close of each of the daemon's wakes all who wait there. Other work
+// on this machine (interrupts, a hypervisor) is charged to whoever runs, so the best of some tries counts.
 TEST_F(HostileBells, NobodysLoopClosesThemLast) {
   const SystemCensus before = settled_census(*daemon_);
   attack([&] {

@@ -216,7 +216,7 @@ TEST_F(Hostile, EveryFieldOfACallIsChecked) {
 }
 
 // A record that holds no routing is the caller's mistake, not an attack: the operation fails, the session
-// goes on. So does a call of an epoch that is not, which is discarded.
+// continues. So does a call of an epoch that is not, which is discarded.
 TEST_F(Hostile, CallsThatMeanNothingEndNoSession) {
   attack([&] {
     HostileSession session(socket(), "host:1");
@@ -291,7 +291,7 @@ TEST_F(Hostile, SegmentsKeepTheirSizeAndReadOnlyOnesStaySo) {
     RANK_CHECK(::fstat(results, &of_results) == 0, "the results");
     must_be_sealed(results, of_results.st_size);
     must_be_read_only(results, of_results.st_size);
-    // What it may write it may also empty: its own loss.
+    // The session may also empty memory that it may write: its own loss.
     RANK_CHECK(::fallocate(arena, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 0,
                            static_cast<off_t>(joined.user_bytes)) == 0,
                "its own arena");

@@ -1,7 +1,7 @@
-// Clients whose sockets have hundreds of thousands of waiters. Whatever the daemon does with such a socket
-// (receives, answers, hangs up) wakes all of them, in the time of the thread that does it: so that must be no
-// thread that serves others. What the daemon's threads have had of the processors is compared with what the
-// wakes cost.
+// Clients whose sockets have hundreds of thousands of waiters. Every use of such a socket by the daemon (it
+// receives, answers, hangs up) wakes all of them, in the time of the thread that does it: so that must be no
+// thread that serves others. The processor time of the daemon's threads is compared with the cost of the
+// wakes.
 #include "hostile_fixture.h"
 #include "watches.h"
 
@@ -224,7 +224,7 @@ TEST_F(HostileWatches, OfSessionsThatTheDaemonEnds) {
   });
 }
 
-// Whoever wakes waits for the lock of the queue as well. Our own threads hold it nearly always.
+// A thread that wakes also waits for the lock of the queue. Our own threads hold it nearly always.
 TEST_F(HostileWatches, OfSocketsWhoseOwnersWakeThemselvesWithoutEnd) {
   weigh([&] {
     HostileSession session(socket(), "host:0");

@@ -1,4 +1,4 @@
-// A reader of standard error that goes away, or stands still, costs lines and nothing else.
+// A reader of standard error that goes away, or is stopped, costs lines and nothing else.
 #include "common/signal.h"
 #include "fault.h"
 

@@ -20,7 +20,7 @@ namespace fs = std::filesystem;
 constexpr std::uint32_t kHog = 4711;
 constexpr const char* kLimit = "536870912";
 
-// Of version 1 or 2, below the root. Invalid where none can be made.
+// A cgroup of version 1 or 2, below the root. Invalid where none can be made.
 class MemoryCgroup {
  public:
   MemoryCgroup() {

@@ -47,7 +47,7 @@ struct GroupPlan {
   Order order;
 };
 
-// What a seat's process reports; its successors go on counting.
+// The counts that a seat's process reports; its successors continue them.
 struct Progress {
   std::atomic<std::uint64_t> completed, restarted, deadlines, lost, rejoined, generations, joins_failed;
   std::atomic<double> alive_at;
@@ -82,7 +82,7 @@ void count_failure(Progress& progress, bool degrade, epd_status_t status) {
   RANK_FAIL(std::string("an operation ended with ") + epd_status_name(status) + ": " + epd_last_error());
 }
 
-// Under degrade a group goes on for as long as it has ranks: the script has no end but `stop`.
+// Under degrade a group continues for as long as it has ranks: the script has no end but `stop`.
 ScriptOptions script_options(const GroupPlan& plan, Board& board, Progress& progress) {
   const bool degrade = plan.shape.degrade;
   ScriptOptions options;
@@ -105,8 +105,8 @@ ScriptOptions script_options(const GroupPlan& plan, Board& board, Progress& prog
   return options;
 }
 
-// What a join may give while ranks die: some are missing, one died while the group started, the seat's former
-// owner has not yet been reaped; and under degrade the group ended while it was to be rejoined.
+// A join may give these while ranks die: some are missing, one died while the group started, the seat's
+// former owner has not yet been reaped; and under degrade the group ended while it was to be rejoined.
 void must_be_explained(epd_status_t status, bool degrade, double& taken_since) {
   const std::string said = std::string(epd_status_name(status)) + ": " + epd_last_error();
   if (status == EPD_INVALID_ARGUMENT && said.find("is taken by session") != std::string::npos) {
@@ -263,8 +263,8 @@ class Soak : public testing::Test {
     ++tally_["engines killed"];
   }
 
-  // A stopped process is killed or goes on; its pid is not another's while its parent has not reaped it, and
-  // a SIGCONT to whoever has it then does no harm.
+  // A stopped process is killed or continues; its pid is not another's while its parent has not reaped it,
+  // and a SIGCONT to whoever has it then does no harm.
   void stop_for_a_while(pid_t pid, const char* what) {
     if (pid <= 0 || pids_due_.contains(pid)) return;
     send_signal(pid, SIGSTOP);

@@ -1,5 +1,5 @@
-// The supervisor stands still for longer than anybody may take to answer (SIGSTOP). What came meanwhile was
-// in time: nobody is killed or refused for what the supervisor has not read.
+// The supervisor is stopped (SIGSTOP) for longer than anybody may take to answer. Messages that came
+// meanwhile were in time: nobody is killed or refused because the supervisor has not read them.
 #include "common/signal.h"
 #include "fault.h"
 #include "hostile.h"
@@ -39,7 +39,7 @@ class Stalled : public testing::Test {
   bool logged(const std::string& text) const {
     return eventually(20, [&] { return daemon_->log().find(text) != std::string::npos; });
   }
-  // What `meanwhile` does comes while the supervisor stands still.
+  // The messages of `meanwhile` come while the supervisor is stopped.
   void stall(const std::function<void()>& meanwhile, int ms = kStallMs) const {
     ASSERT_TRUE(stop_process(daemon_->pid()));
     meanwhile();
@@ -56,7 +56,7 @@ struct Stage {
   Gate stopped;
 };
 
-// Rank 0 runs out of time, since rank 1 does not come; then both go on.
+// Rank 0 runs out of time, since rank 1 does not come; then both continue.
 std::string rank_of_a_break(const Daemon& daemon, const Case& c, const std::string& name, std::uint32_t rank,
                             Stage& stage) {
   const Session session(daemon.socket(), daemon.device(rank));
@@ -78,7 +78,7 @@ std::string rank_of_a_break(const Daemon& daemon, const Case& c, const std::stri
   return ScriptRunner(group, c, rank, options).run().to_string();
 }
 
-// An engine answers the break while the supervisor stands still.
+// An engine answers the break while the supervisor is stopped.
 TEST_F(Stalled, AnEnginesAnswerToABreakIsReadBeforeItIsJudged) {
   const Case c = fault_case(2);
   for (int i = 0; i < kTries; ++i) {

@@ -1,5 +1,5 @@
-// SIGSTOP is not death: whoever is stopped is waited for, peers hear DEADLINE_EXCEEDED meanwhile, and after
-// SIGCONT everything goes on.
+// SIGSTOP is not death: a stopped process is waited for, peers hear DEADLINE_EXCEEDED meanwhile, and after
+// SIGCONT everything continues.
 #include "common/signal.h"
 #include "fault.h"
 #include "support/engine_pages.h"
@@ -45,7 +45,7 @@ epd_ticket_t dispatch(const Group& group, const Case& c, std::uint32_t rank) {
   return ticket;
 }
 
-// After the stop: both go on where the group agrees, and are right to the bit.
+// After the stop: both continue where the group agrees, and are right to the bit.
 std::string go_on(const Group& group, const Case& c, std::uint32_t rank) {
   ScriptOptions options;
   options.rounds = 8;

@@ -68,7 +68,7 @@ void expect_noticed(Stage& stage, const char* who) {
   std::fflush(stdout);
 }
 
-// Whatever a client does with a session whose daemon is gone, it is told so.
+// Every call on a session whose daemon is gone says so.
 void everything_is_lost(const Session& session, const Group& group) {
   must(epd_session_check(session.get()), "check", EPD_DAEMON_LOST);
   epd_dispatch_args_t args;

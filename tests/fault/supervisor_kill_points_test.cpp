@@ -70,7 +70,7 @@ void must_be_gone(const Session& session, const Group* group) {
   static_cast<std::uint32_t*>(group->buffers(0).x)[0] = 1;  // the memory is still there
 }
 
-// What a client has when the supervisor dies.
+// The possessions of a client when the supervisor dies.
 struct Client {
   Client(const Daemon& its_daemon, Stage& its_stage, std::string its_name, std::uint32_t its_rank)
       : daemon(its_daemon),

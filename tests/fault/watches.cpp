@@ -82,8 +82,8 @@ Watches::Watches(const std::vector<int>& sockets, std::uint32_t watches_of_each)
   }
 }
 
-// The kernel makes room for a packet before it looks at its bytes, and gives it back when they can't be read:
-// "there is room again" is news for all that wait.
+// The kernel makes space for a packet before it looks at its bytes, and gives it back when they can't be
+// read: "there is space again" is news for all that wait.
 void wake_own_end(int socket) {
   void* nowhere = reinterpret_cast<void*>(1);
   const ssize_t sent = ::send(socket, nowhere, 1, MSG_DONTWAIT | MSG_NOSIGNAL);

@@ -1,7 +1,7 @@
-// Sockets with very many waiters, and who pays for waking them. Whoever receives from a socket, writes to it,
-// shuts it down or closes it wakes all that wait at the other end, each by each, in its own time. A client
-// may put waiters there without end: an epoll watch is one, and a process may have as many as descriptors
-// times epoll instances.
+// Sockets with very many waiters, and who pays for waking them. A thread that receives from a socket, writes
+// to it, shuts it down or closes it wakes all that wait at the other end, each by each, in its own time. A
+// client may put waiters there without end: an epoll watch is one, and a process may have as many as
+// descriptors times epoll instances.
 #pragma once
 
 #include "common/fd.h"
@@ -44,7 +44,7 @@ class Hammer {
   std::vector<std::jthread> threads_;
 };
 
-// What each thread of a process has had of the processors, in ns.
+// The processor time of each thread of a process, in ns.
 using ThreadTimes = std::map<pid_t, std::uint64_t>;
 ThreadTimes thread_times(pid_t pid);
 

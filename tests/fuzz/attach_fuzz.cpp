@@ -1,6 +1,6 @@
 // Attach messages: whatever connections come and whatever packets they send, through real porters, handshake,
 // session table and group registry (engines are played, time is stepped), a bystander that attached before
-// goes on joining and leaving, and when the hostile ones have gone nothing of theirs is left: no connection,
+// continues to join and leave. When the hostile ones have gone, nothing of theirs is left: no connection,
 // group, arena or descriptor. Input: a program of steps for up to four connections, see Step.
 
 #include "base/log.h"
@@ -181,7 +181,7 @@ class Host final : public session::SessionHost {
   UniqueFd engine_bell_ = make_eventfd().value();
 };
 
-// Of the kinds that sessions hold: libFuzzer opens files and pipes of its own.
+// Counts descriptors of the kinds that sessions hold: libFuzzer opens files and pipes of its own.
 std::size_t open_descriptors() {
   std::size_t count = 0;
   for (const auto& entry : std::filesystem::directory_iterator("/proc/self/fd")) {

@@ -1,7 +1,7 @@
-// Calls: whatever bytes a client writes where its host's calls lie, the engine must go on serving others.
+// Calls: whatever bytes a client writes where its host's calls lie, the engine must continue to serve others.
 // Input: records of 20 bytes, a word that says which number its call bears, and the lower halves of the
 // call's words. They are written one after another for a fresh session that has joined a group of one rank.
-// Then a thread goes on writing, while the engine takes them: words of calls, the bell, the sleep word and
+// Then a thread continues to write, while the engine takes them: words of calls, the bell, the sleep word and
 // the arena's topk_idx, with bytes of the input and of a generator seeded by it. A bystander session must get
 // its noops carried out throughout.
 

@@ -169,7 +169,7 @@ class Life {
       said.body = membership::Told{join};
     }
     content.set_to_coordinator(encode(said, kMaxNodeFrameBytes));
-    // What else an agent may say is a field of the same message away.
+    // All other messages of an agent are a field of the same message away.
     std::string bytes = content.SerializeAsString();
     if (how >= 0xc0 && !bytes.empty()) bytes[input_.byte() % bytes.size()] = static_cast<char>(input_.byte());
     return bytes;

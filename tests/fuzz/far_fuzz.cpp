@@ -66,7 +66,7 @@ void check_body(const FarHeader& h, std::span<const std::byte> body) {
 }
 
 void run(const std::uint8_t* data, std::size_t size) {
-  // Of exactly their size, so that ASan sees a read behind them.
+  // The allocations have exactly the input's size, so that ASan sees a read past them.
   const std::size_t header_bytes = std::min(size, sizeof(FarHeader));
   const auto header = std::make_unique<std::byte[]>(header_bytes);
   const auto body = std::make_unique<std::byte[]>(size - header_bytes);

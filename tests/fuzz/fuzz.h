@@ -1,4 +1,4 @@
-// What the harnesses share: how an input is read, and how a violation ends the run.
+// The common parts of the harnesses: how an input is read, and how a violation ends the run.
 #pragma once
 
 #include <algorithm>

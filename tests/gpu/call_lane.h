@@ -129,7 +129,7 @@ class CallLane {
   const OpResult& result() const { return op_result_; }
   // As the client is told it.
   const abi::CallEnd& end() const { return end_; }
-  // Of the last call: what a dispatch has counted, a word for each. Empty: some are not this call's.
+  // The counts of the last call, a dispatch: a word for each. Empty: some are not this call's.
   std::vector<std::int32_t> counts() const {
     const auto* const from =
         reinterpret_cast<const std::uint64_t*>(reinterpret_cast<const std::uint8_t*>(results_) +

@@ -51,7 +51,7 @@ endfunction()
 # target nightly builds them.
 set(EPD_TEST_IMAGE_SM 90a CACHE STRING "The GPU that runs the tests' images of the kernels: 90a or 100")
 string(REGEX MATCH "[0-9]+" _plain ${EPD_TEST_IMAGE_SM})
-# With range checks (kernels/cuda/common/range.h).
+# This image has range checks (kernels/cuda/common/range.h).
 epd_image_programs(asserts CODE arch=compute_${EPD_TEST_IMAGE_SM},code=sm_${EPD_TEST_IMAGE_SM} DEFINE EPD_KERNEL_ASSERTS)
 # The code for devices before sm_90, as later ones run it: so it is tested where there is none of them.
 epd_image_programs(sm80 CODE arch=compute_80,code=sm_${_plain})
@@ -76,7 +76,7 @@ epd_gpu_test(kernels_memcheck TIMEOUT 120 COMMAND compute-sanitizer --tool memch
   $<TARGET_FILE:kernels_test> 60 1 256 no-failures)
 epd_gpu_test(kernels_racecheck TIMEOUT 120 COMMAND compute-sanitizer --tool racecheck --error-exitcode 9
   $<TARGET_FILE:kernels_test> 40 1 256 no-failures no-inboxes)
-# With the other images: the kernels, a few cases by the daemon, and a violation that has to be reported.
+# These run the other images: the kernels, a few cases by the daemon, and a violation that has to be reported.
 foreach(_name asserts sm80)
   epd_gpu_test(kernels_${_name} NIGHTLY TIMEOUT 240 COMMAND $<TARGET_FILE:kernels_test_${_name}> 100)
   epd_gpu_test(conformance_${_name} MPS NIGHTLY TIMEOUT 120 COMMAND ${CMAKE_COMMAND} -E env EPD_TEST_BIN=$<TARGET_FILE_DIR:epd_${_name}>

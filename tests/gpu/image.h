@@ -14,7 +14,7 @@
 
 namespace epd::gpu_test {
 
-// Of the runtime or the driver: their numbers are the same.
+// Checks calls of the runtime and of the driver: their numbers are the same.
 #define EPD_CUDA(call)                                                                                \
   do {                                                                                                \
     const cudaError_t error_ = static_cast<cudaError_t>(call);                                        \

@@ -1,4 +1,4 @@
-// What kernels_test draws: shapes, routings, values; and the shape as kernels are told.
+// The random inputs of kernels_test: shapes, routings, values; and the shape as kernels are told.
 #pragma once
 
 #include "kernels/cuda.h"

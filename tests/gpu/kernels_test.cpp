@@ -336,7 +336,7 @@ Case plain_case(std::uint32_t ranks, std::uint32_t tokens) {
   return c;
 }
 
-// What goes wrong has to end, with the right words.
+// Failures have to end, with the right words.
 class FailureRun {
  public:
   // `inboxes` 0: rows are pushed to their places.

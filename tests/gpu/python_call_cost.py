@@ -143,7 +143,7 @@ def settle() -> None:
 
 
 class NoTicket:
-    """Of no operation."""
+    """Stands for a ticket where there is no operation."""
 
     def __init__(self, handle: Any) -> None:
         self.handle = handle
@@ -212,7 +212,7 @@ def python_part(calls: Calls, repeat: int) -> dict[str, float]:
 
 
 def primitives(buffer: Any, x: Any) -> dict[str, Callable[[], object]]:
-    """What calls are made of, and the same calls of the package epd."""
+    """The parts that calls are made of, and the same calls of the package epd."""
     import deep_ep
 
     device, shape, strides = x.device, tuple(x.shape), x.stride()

@@ -1,5 +1,5 @@
-// What a rank of a group has in device memory, as an arena would have it, and what operations are told of it;
-// for tests without a daemon, by whichever driver.
+// The device memory of a rank of a group, as an arena would have it, and an operation's view of it; for tests
+// without a daemon, by whichever driver.
 #pragma once
 
 #include "kernels/cuda.h"
@@ -40,7 +40,7 @@ struct RegionSizes {
   std::size_t workspace_bytes = 0;
   std::size_t inbox_bytes = 0;
 
-  // Of all, with up to 4 KiB of padding for each piece.
+  // The bytes of all regions, with up to 4 KiB of padding for each piece.
   std::size_t total() const {
     const kernels::RowFormat& f = shape.format;
     const std::size_t index_bytes = shape.index64 ? 8 : 4;
@@ -101,7 +101,7 @@ struct RankRegions {
     result = m.template take<kernels::OpResult>(1);
   }
 
-  // Of an operation of this rank; what else it needs, and its peers, are the caller's to add.
+  // Describes an operation of this rank. The caller adds its peers and the rest.
   void describe(kernels::cuda::Operation& op) const {
     op.num_tokens = num_tokens;
     op.routing = routing;

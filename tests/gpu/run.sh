@@ -129,7 +129,7 @@ if [ -n "$daemon" ]; then
     step "overlap_4096_$by" 60 $beside --tokens 4096
     step "overlap_128_$by" 60 $beside --tokens 128 --layout expert --payload fp8 --max-recv-rows 64
   done
-  # A daemon starts anew with each kind of device: one kind after the other.
+  # A daemon starts again with each kind of device: one kind after the other.
   step streams 150 "$daemon/bin/operations_test" --gtest_filter="*Streams*/cuda*-$kills"
   step calls 150 "$daemon/bin/operations_test" --gtest_filter="*Calls*/cuda*-$kills"
   step memory 300 "$daemon/bin/operations_test" --gtest_filter="*CallersMemory*/cuda*-$kills"

@@ -1,7 +1,7 @@
 #!/bin/sh
 # Says what a test that hangs is doing: operations in flight as epctl tells them, the ends of epd's and MPS's logs, then
 # state and stacks of all that runs from the pack (daemon, engines, ranks) and of MPS. Takes some seconds; each process
-# stands still for a moment while its stacks are read.
+# is stopped for a moment while its stacks are read.
 # Usage: tests/gpu/what_hangs.sh DIR   (the pack: tests/gpu/pack.sh)
 set -u
 pack=$(cd "${1:?the pack is missing: tests/gpu/what_hangs.sh DIR}" && pwd) || exit 2
@@ -9,7 +9,7 @@ pack=$(cd "${1:?the pack is missing: tests/gpu/what_hangs.sh DIR}" && pwd) || ex
 about() {  # about <pid>
   echo "== $1 $(tr '\0' ' ' < "/proc/$1/cmdline" | cut -c1-160)"
   for task in "/proc/$1/task"/*; do
-    # the third field of stat behind the name in brackets: R runs, S sleeps, D cannot be interrupted
+    # the third field of stat after the name in brackets: R runs, S sleeps, D cannot be interrupted
     echo "${task##*/} $(cat "$task/comm") $(sed 's/.*) //' "$task/stat" | cut -d' ' -f1)" \
       "$(cat "$task/wchan" 2> /dev/null) syscall $(cut -d' ' -f1-3 "$task/syscall" 2> /dev/null)"
     head -n 3 "$task/stack" 2> /dev/null | sed 's/^/  kernel: /'

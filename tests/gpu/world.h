@@ -55,7 +55,7 @@ class DeviceMemory {
   void* base_ = nullptr;
 };
 
-// Launches a configured operation, of which `on_device` is a copy.
+// Launches a configured operation. `on_device` is a copy of it.
 using LaunchOperation = void (*)(Kind kind, const Operation& op, const Operation* on_device,
                                  cudaStream_t stream);
 
@@ -108,7 +108,7 @@ struct Rank : RankRegions {
   std::unique_ptr<DeviceMemory> memory;
   Operation* operations = nullptr;
   Operation* uploads = nullptr;  // pinned, so that a copy doesn't wait for the stream
-  // Of a world of calls.
+  // A world of calls has these.
   cudaStream_t control = nullptr;
   std::uint32_t made = 0;   // calls
   std::uint32_t pairs = 0;  // launched
@@ -230,7 +230,7 @@ class World {
   }
   // Whether all calls ended as calls do.
   bool good() const { return good_; }
-  // What the last dispatch of rank r has told the CPU: a word for each of its placement. Empty: it has not.
+  // The placement that the last dispatch of rank r has told the CPU, word by word. Empty: it has told none.
   std::vector<std::int32_t> host_counts(std::uint32_t r, std::uint64_t tag) const {
     const Rank& rank = ranks_[r];
     if (rank.calls != nullptr) return rank.calls->counts();

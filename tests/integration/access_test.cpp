@@ -107,7 +107,7 @@ TEST_F(Access, TheSocketsGroupLetsItsMembersIn) {
      [&] { refused_attach("host:0", EPD_PERMISSION_DENIED, {daemon_->socket()}); });
 }
 
-// What one command of another user comes to, in the process that became it.
+// The result of one command of another user, in the process that became it.
 CommandResult epctl_of(const Daemon& daemon, std::vector<std::string> arguments) {
   arguments.insert(arguments.begin(), {epctl_program(), "--socket", daemon.control()});
   return run_command(arguments, 30);
@@ -119,7 +119,7 @@ void must_fail(const CommandResult& result, int code, const std::vector<std::str
     RANK_CHECK(result.err.find(word) != std::string::npos, "\"" + word + "\" in: " + result.err);
 }
 
-// Whoever could attach could drain the daemon: one mode and group were both sockets'.
+// Every user who could attach could drain the daemon: one mode and group were both sockets'.
 TEST_F(Access, WhoMayAttachMayNotOperate) {
   start({kOpenSocket});
   as({kAlice, kNobodys, {}}, [&] {
@@ -273,7 +273,7 @@ TEST_F(Access, AReloadChangesWhatIsAllowedFromThenOn) {
   as({kAlice, kTeam, {}}, [&] { refused_attach("host:0", EPD_PERMISSION_DENIED, {"access.rule 2"}); });
 }
 
-// With the limits for one user as they are by default.
+// The limits for one user are the defaults.
 TEST_F(Access, OneUserLeavesRoomToAnother) {
   start({kOpenSocket, {"limits.max_sessions", "4"}, {"limits.max_groups", "4"}});
   Shared<Gate> full;

@@ -1,4 +1,4 @@
-// What the daemon says of its GPUs, and how it runs where something is missing. Under the fake driver.
+// The daemon's reports of its GPUs, and how it runs where something is missing. Under the fake driver.
 #include "support/client.h"
 #include "support/cuda_memory.h"
 #include "support/daemon.h"

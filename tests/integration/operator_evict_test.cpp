@@ -151,7 +151,7 @@ TEST_F(Operator, AGroupThatBreaksIsFoundByItsNameUntilItIsGone) {
   expect_all_ok(wait_all(ranks, 60));
 }
 
-// Nothing else ends its wait for the others, who go on without it.
+// Nothing else ends its wait for the others, who continue without it.
 TEST_F(Operator, ARankThatIsThrownOutOfAGroupThatGoesOnIsTold) {
   start();
   Shared<Stage> stage;
@@ -190,7 +190,7 @@ TEST_F(Operator, ARankThatIsThrownOutOfAGroupThatGoesOnIsTold) {
       << "a rank that leaves after it was evicted does as it should";
 }
 
-// What an operator says is read on terminals and in logs, by clients and other operators.
+// An operator's reason is read on terminals and in logs, by clients and other operators.
 TEST_F(Operator, AReasonIsOneLineOfPrintableText) {
   start();
   Shared<Stage> stage;

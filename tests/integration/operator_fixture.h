@@ -48,7 +48,7 @@ class Operator : public testing::Test {
     for (std::string line; std::getline(out, line);) documents.push_back(json::parse(line, nullptr, false));
     return documents;
   }
-  // What epctl op says of the only operation in flight; null if there is none.
+  // The answer of epctl op for the only operation in flight; null if there is none.
   json the_operation() {
     const json operations = epctl({"ops"})["operations"];
     if (operations.size() != 1) return nullptr;

@@ -1,4 +1,4 @@
-// What a gRPC tool that is not epctl may send to a real daemon: epctl's own checks protect nobody.
+// Requests that a gRPC tool other than epctl may send to a real daemon: epctl's own checks protect nobody.
 #include "support/daemon.h"
 
 #include <grpcpp/grpcpp.h>

@@ -1,4 +1,4 @@
-// What epd_group_bytes and epctl size say before a join is what the daemon makes.
+// The sizes that epd_group_bytes and epctl size give before a join are those that the daemon makes.
 #include "operator_fixture.h"
 #include "support/cases.h"
 #include "support/census.h"

@@ -1,5 +1,5 @@
-// What systemd is told: READY, STATUS, RELOADING, WATCHDOG and STOPPING, over a notify socket of the test's
-// own.
+// Notifications to systemd: READY, STATUS, RELOADING, WATCHDOG and STOPPING, over a notify socket of the
+// test's own.
 #include "common/signal.h"
 #include "support/client.h"
 #include "support/daemon.h"
@@ -76,7 +76,8 @@ class ServiceManager {
 
 constexpr unsigned kWatchdogMs = 3000;
 
-// That the watchdog is fed, that it is not while `process` stands still, and that it is again afterwards.
+// Expects that the watchdog is fed, that it is not while `process` is stopped, and that it is again
+// afterwards.
 void expect_that_the_watchdog_needs(pid_t process, ServiceManager& manager) {
   ASSERT_GT(process, 0);
   ASSERT_TRUE(manager.comes_to_ping_again(2)) << "it is not fed while all is well";

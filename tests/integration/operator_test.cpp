@@ -115,7 +115,7 @@ TEST_F(Stuck, AStoppedEngineIsNamedAndNotItsClient) {
   finish();
 }
 
-// What it waited for last would go on for ever.
+// The wait that it showed last would continue for ever.
 TEST_F(Stuck, AnOperationOfAStoppedEngineShowsNoWait) {
   start();
   start_ranks();
@@ -202,7 +202,7 @@ TEST_F(Operator, SettingsChangeUnderLoadAndCountersTellAllOfIt) {
   for (const json& device : devices) of_devices += device["bytes_dispatched"].get<std::uint64_t>();
   EXPECT_EQ(sum["bytes_dispatched"], of_devices);
 
-  // Of each operation one rank was the last; who has rows has waited for them.
+  // One rank was the last of each operation; a rank with rows has waited for them.
   const json waits = epctl({"waits", "live"})["groups"];
   ASSERT_EQ(waits.size(), 1u);
   ASSERT_EQ(waits[0]["ranks"].size(), 4u);
@@ -351,7 +351,7 @@ TEST_F(Operator, SettingsThatComeWithTheLastRankEndNoEngine) {
     return "";
   });
   ASSERT_TRUE(eventually(30, [&] { return stage->joined.count == 1; }));
-  // Of all its threads only this one stands still.
+  // Only this one of all its threads is stopped.
   if (::ptrace(PTRACE_SEIZE, daemon_->pid(), nullptr, nullptr) != 0)
     GTEST_SKIP() << "needs to trace the daemon: " << std::strerror(errno);
   ASSERT_EQ(::ptrace(PTRACE_INTERRUPT, daemon_->pid(), nullptr, nullptr), 0);
@@ -371,7 +371,7 @@ TEST_F(Operator, SettingsThatComeWithTheLastRankEndNoEngine) {
   EXPECT_EQ(daemon_->engine_of_each_device(), engines);
 }
 
-// Health, status and log went on saying that it serves.
+// Health, status and log continued to say that it serves.
 TEST_F(Operator, ADaemonWhoseSocketWasRemovedSaidThatItServes) {
   start();
   EXPECT_EQ(daemon_->epctl({"health"}).exit_code, 0);

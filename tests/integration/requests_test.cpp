@@ -100,7 +100,7 @@ TEST_F(Requests, AJoinThatRunsOutCostsNoOtherCallOfTheSession) {
 
 // ---- forked children -------------------------------------------------------------------------------
 
-// Of the program's, as a careless one has them: destroyed by exit(), also in the child.
+// Static objects of a careless program: destroyed by exit(), also in the child.
 struct Statics {
   std::optional<epd::Session> session;
   std::optional<epd::Group> group;
@@ -140,7 +140,7 @@ TEST_F(Requests, AForkedChildThatExitsTakesNoRankAlong) {
     epd::DispatchOptions keep;
     keep.keep_handle = true;
     if (rank == 0) {
-      // With a thread of the library, an operation in flight, and a handle that it uses.
+      // The parent has a thread of the library, an operation in flight, and a handle that it uses.
       std::promise<void> ran;
       all.group->noop(1, EPD_NO_STREAM).on_complete([&ran](const epd_result_t&) { ran.set_value(); });
       ran.get_future().wait();

@@ -74,7 +74,7 @@ if(EPD_CUDA AND EPD_FAKE_CUDA)
   set_tests_properties(${_overlaps} PROPERTIES FAIL_REGULAR_EXPRESSION WRONG
     PASS_REGULAR_EXPRESSION "${_checked}.*${_checked}.*beside each other.*${_times}")
   add_test(NAME tools.epbench_cuda_suite COMMAND epbench suite --epd $<TARGET_FILE:epd> --backend cuda --small --warm-cache --iters 3)
-  # Of runs with 4 ranks and with 2, in turn.
+  # The output is that of runs with 4 ranks and with 2, in turn.
   set_tests_properties(tools.epbench_cuda_suite PROPERTIES
     PASS_REGULAR_EXPRESSION "caches not flushed.*Empty pair of events.*less events.*kernel.*kernel graph.*no stream"
     FAIL_REGULAR_EXPRESSION "WRONG|unchecked")  # "n/a": load made a difference negative
@@ -106,8 +106,8 @@ if(EPD_CUDA AND EPD_FAKE_CUDA)
     PROPERTIES LABELS integration TIMEOUT 300)
 endif()
 
-# What is not served is refused with what is allowed, before anything starts.
-# A semicolon would part a PASS_REGULAR_EXPRESSION into two, of which either will do. Hence the dots.
+# Unsupported options are refused with what is allowed, before anything starts. A semicolon would part a
+# PASS_REGULAR_EXPRESSION into two, and either would do. Hence the dots.
 add_test(NAME tools.epbench_refuses_layout COMMAND epbench --layout tall)
 add_test(NAME tools.epbench_refuses_backend COMMAND epbench --backend tpu)
 add_test(NAME tools.epbench_refuses_wait COMMAND epbench --backend cuda --wait long)

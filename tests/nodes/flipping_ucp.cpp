@@ -1,6 +1,6 @@
 // UCX over a network that flips bits though TCP's checksum fits: a library for network.library. All functions
-// are libucp's, but for the one by which engines send. Of each process it spoils three batches of rows:
-// one bit of a body, of epd's header, and of the transport's, by which the receiver knows its peer.
+// are libucp's, but for the one by which engines send. It spoils three batches of rows of each process: one
+// bit of a body, of epd's header, and of the transport's, by which the receiver knows its peer.
 #include "proto/far.h"
 
 #include <dlfcn.h>

@@ -17,7 +17,7 @@
 namespace epd::test {
 namespace {
 
-// Of mappings that are the process's own and can be written.
+// Lists mappings that are the process's own and can be written.
 std::vector<std::pair<std::uint64_t, std::uint64_t>> heaps_of(pid_t pid) {
   std::vector<std::pair<std::uint64_t, std::uint64_t>> found;
   std::ifstream maps("/proc/" + std::to_string(pid) + "/maps");

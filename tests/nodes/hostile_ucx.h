@@ -23,7 +23,7 @@ using Bytes = std::vector<std::byte>;
 
 void tcp_write(const UniqueFd& fd, std::string_view bytes);
 
-// What an attacker would have to steal: read from the memory of a running engine.
+// Reads from the memory of a running engine what an attacker would have to steal.
 class Spy {
  public:
   explicit Spy(pid_t engine) : engine_(engine) {}
@@ -71,7 +71,7 @@ class RawUcx {
   bool failed_ = false;
 };
 
-// What stands before an engine's header (daemon/transport/ucx_transport.h).
+// The bytes before an engine's header (daemon/transport/ucx_transport.h).
 struct Prefix {
   std::uint32_t magic = 0x4d445045;  // "EPDM"
   std::uint16_t format = 2;
@@ -86,7 +86,7 @@ Bytes bytes_of(const T& value) {
   return {raw.begin(), raw.end()};
 }
 Bytes with_prefix(const Prefix& prefix, std::span<const std::byte> header);
-// With the checksums that anybody can make.
+// Adds the checksums that anybody can make.
 Bytes sealed(abi::FarHeader header, std::span<const std::byte> body);
 
 }  // namespace epd::test

@@ -130,7 +130,7 @@ std::set<std::string> interfaces_here() {
   return names;
 }
 
-// Of the network namespaces in which processes are.
+// The network namespaces of all processes.
 std::set<std::string> network_namespaces() {
   std::set<std::string> links;
   for (const auto& entry : fs::directory_iterator("/proc")) {

@@ -19,7 +19,7 @@ target_link_options(flipping_ucp PRIVATE -Wl,--no-as-needed)
 target_link_libraries(flipping_ucp PRIVATE epd_proto epd_options ${EPD_UCP_LIBRARY} ${CMAKE_DL_LIBS})
 target_compile_definitions(nodes_test PRIVATE EPD_TEST_FLIPPING_UCP="$<TARGET_FILE:flipping_ucp>")
 add_dependencies(nodes_test flipping_ucp)
-# What the tools say of a group that spans nodes.
+# The tools' output for a group that spans nodes.
 add_test(NAME nodes.demo_same_checksum
   COMMAND ${CMAKE_CURRENT_LIST_DIR}/same_checksum.sh $<TARGET_FILE:epd-moe-demo>)
 set(_epbench_nodes epbench nodes --ranks-per-node 2 --hidden 512 --experts 24 --pairs 2 --iters 2 --check all --json)

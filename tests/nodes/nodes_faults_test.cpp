@@ -1,4 +1,4 @@
-// Losses under groups that span nodes: the others go on or hear why not, bit for bit, and groups that are
+// Losses under groups that span nodes: the others continue or hear why not, bit for bit, and groups that are
 // beside it notice nothing.
 #include "common/signal.h"
 #include "kit/nodes.h"
@@ -70,7 +70,7 @@ class NodesFaults : public ClusterOfDaemons {
       });
     }
   }
-  // What each rank does: rounds that it repeats after failures, until `rounds` are done or `end` comes.
+  // Options of each rank: rounds that it repeats after failures, until `rounds` are done or `end` comes.
   ScriptOptions options(std::uint32_t rank, std::uint32_t rounds, std::uint32_t finishers) {
     ScriptOptions o;
     o.rounds = rounds;
@@ -269,7 +269,7 @@ TEST_F(NodesFaults, ALostRankComesBackOnAnotherNode) {
   expect_bystander_unharmed();
 }
 
-// Its processes stand still for longer than others wait; then they go on, and join again.
+// Its processes are stopped for longer than others wait; then they continue, and join again.
 TEST_F(NodesFaults, AStoppedNodeIsPutOutAndItsRanksRejoin) {
   const Case c = spanning_case(true);
   start_bystander();
@@ -353,7 +353,8 @@ TEST_F(NodesFaultsOfLinks, ANodeWithoutItsCableUnderDegrade) {
   expect_bystander_unharmed();
 }
 
-// As one does whose peer has a false address. The engines of the peer's node stand still meanwhile.
+// An engine whose peer has a false address does the same. The engines of the peer's node are stopped
+// meanwhile.
 TEST_F(NodesFaults, AnEngineThatDiesWhileItConnectsSaysToWhom) {
   const Case c = spanning_case(false);
   std::vector<pid_t> stopped;
@@ -374,7 +375,7 @@ TEST_F(NodesFaults, AnEngineThatDiesWhileItConnectsSaysToWhom) {
   expect_ends_well({0, 1, 2, 3});
 }
 
-// One was confirmed and recorded, and the rank went on for ever.
+// One was confirmed and recorded, and the rank continued for ever.
 TEST_F(NodesFaults, AnEvictionIsRefusedOrCarriedOutByTheNextCoordinator) {
   const Case c = spanning_case(false);
   start_until_lost(c, 1'000'000);
@@ -437,7 +438,7 @@ class NodesFaultsThatWait : public NodesFaults {
     }
     ASSERT_TRUE(eventually(60, [&] { return stage_->joined.count == 2; }));
   }
-  // What epctl op says on b of the only operation there.
+  // The answer of epctl op on b for the only operation there.
   std::string op_on_b() {
     const Json list = Json::parse(at("b").epctl({"--json", "ops"}).out, nullptr, false);
     if (!list.is_object() || list["operations"].size() != 1) return "";

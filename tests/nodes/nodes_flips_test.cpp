@@ -24,7 +24,7 @@ class NodesFlips : public ClusterOfDaemons, public testing::WithParamInterface<c
 INSTANTIATE_TEST_SUITE_P(Checks, NodesFlips, testing::Values("crc", "mac"),
                          [](const auto& check) { return std::string(check.param); });
 
-// Each operation is right or fails, and each flip is named and breaks the group, which goes on.
+// Each operation is right or fails, and each flip is named and breaks the group, which continues.
 TEST_P(NodesFlips, AFlippedBitNeverBecomesAResultThatIsOk) {
   const Settings settings{{"network.peer_timeout_ms", "500"},
                           {"network.check", std::string("\"") + GetParam() + "\""}};

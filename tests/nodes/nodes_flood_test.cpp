@@ -73,7 +73,7 @@ const std::string kAttach = "/epd.v1.Cluster/Attach";
 // Those of the first stream of a connection again, in six bytes.
 const std::string kAgain = "\x83\x87\xc1\xc0\xbf\xbe";
 
-// What one connection sends after its first stream, again and again.
+// The bytes that one connection sends after its first stream, again and again.
 struct Flood {
   const char* name;
   std::function<std::string(std::uint32_t stream)> bytes;
@@ -123,7 +123,7 @@ std::string client_hello() {
   return bytes;
 }
 
-// What Attach carries first.
+// The first bytes that Attach carries.
 std::string hello_of(const std::string& name) {
   v1::Frame hello;
   hello.mutable_hello()->set_version_min(3);
@@ -139,7 +139,7 @@ std::string hello_of(const std::string& name) {
   return std::string("\0\0\0\0", 4) + static_cast<char>(bytes.size()) + bytes;
 }
 
-// Who has a node's certificate.
+// An attacker who has a node's certificate.
 class Attacker {
  public:
   // `greets`: a Hello goes first. Where it is taken, the flood comes from a node that is welcome.
@@ -209,7 +209,7 @@ class NodesFlood : public ClusterOfDaemons {
   }
   void TearDown() override { asks_->ask(); }
 
-  // A group of the nodes b and c, of which no round may fail.
+  // Runs rounds of a group of the nodes b and c. No round may fail.
   std::string run_rounds(std::uint32_t rank) {
     const Case c = spanning_case();
     Daemon& daemon = at(rank == 0 ? "b" : "c");

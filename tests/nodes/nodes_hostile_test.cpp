@@ -37,7 +37,7 @@ class NodesHostile : public ClusterOfDaemons {
   }
   void TearDown() override { asks_->ask(); }
 
-  // Rounds until they are asked to end, of which none may fail.
+  // Runs rounds until they are asked to end. None may fail.
   std::string run_rounds(const Group& group, const Case& c, std::uint32_t rank) {
     std::uint64_t round = 0;
     for (; asks_->comes(rank, round); ++round) {
@@ -49,7 +49,7 @@ class NodesHostile : public ClusterOfDaemons {
     }
     return std::to_string(round) + " rounds";
   }
-  // Rounds of which some come after the attack. What fails is repeated.
+  // Runs rounds, some of which come after the attack. Failed ones are repeated.
   std::string run_parts(const Group& group, const Case& c, std::uint32_t rank) {
     ScriptOptions o;
     o.rounds = 1000;
@@ -288,7 +288,7 @@ TEST_F(NodesHostile, AMessageOfAnEarlierEpochIsNotTakenForOneOfThis) {
   end_group();
 }
 
-// Messages by the hundred thousand, also such as keep something of the receiver's until the sender goes on.
+// Messages by the hundred thousand, also such as keep something of the receiver's until the sender continues.
 TEST_F(NodesHostileFlood, FloodsCostNoMemory) {
   start_group(false);
   if (IsSkipped() || HasFatalFailure()) return;
@@ -444,8 +444,8 @@ TEST_F(NodesHostile, BytesAndHalfOpenConnectionsAtUcxsPort) {
   expect_group_unharmed();
 }
 
-// UCX believes whoever says its magic number: nonsense behind it may end the engine. Held here: that engine
-// is all that ends, it is started again, and the group goes on.
+// UCX believes every sender of its magic number: nonsense after it may end the engine. Held here: that engine
+// is all that ends, it is started again, and the group continues.
 TEST_F(NodesHostile, WhoSpeaksUcxsProtocolEndsAtMostThatEngine) {
   start_group(true);
   if (IsSkipped() || HasFatalFailure()) return;
@@ -469,7 +469,7 @@ TEST_F(NodesHostile, WhoSpeaksUcxsProtocolEndsAtMostThatEngine) {
 }
 
 // More connections than the engine may have descriptors. UCX closes its port for good when it can't accept
-// one: the group goes on, and when it needs that port, the engine begins anew.
+// one: the group continues, and when it needs that port, the engine begins again.
 TEST_F(NodesHostile, AnEngineThatRanOutOfDescriptorsIsReachedAgain) {
   start_group(true);
   if (IsSkipped() || HasFatalFailure()) return;
@@ -494,8 +494,8 @@ TEST_F(NodesHostile, AnEngineThatRanOutOfDescriptorsIsReachedAgain) {
   end_group();
 }
 
-// Each makes the engine connect to it, and is gone. UCX 1.13 has an assertion that fails if one goes amid its
-// handshake (ucp_request.c:684, seen once on a loaded machine): then the engine ends, and nothing else.
+// Each makes the engine connect to it, and is gone. UCX 1.13 has an assertion that fails if one goes during
+// its handshake (ucp_request.c:684, seen once on a loaded machine): then the engine ends, and nothing else.
 TEST_F(NodesHostileFlood, ClientsThatComeAndGoLeaveNothing) {
   start_group(true);
   if (IsSkipped() || HasFatalFailure()) return;

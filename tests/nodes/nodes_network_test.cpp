@@ -1,4 +1,4 @@
-// What an operator sees of the network between nodes: epctl network, groups, op, doctor.
+// An operator's view of the network between nodes: epctl network, groups, op, doctor.
 #include "common/signal.h"
 #include "support/cases.h"
 #include "support/client.h"
@@ -61,7 +61,7 @@ class NodesNetwork : public ClusterOfDaemons {
     }
     ASSERT_TRUE(eventually(60, [&] { return stage_->ready.count == 2; }));
   }
-  // What epctl op says on node-a of the only operation in flight there.
+  // The answer of epctl op on node-a for the only operation in flight there.
   Json the_operation() {
     const Json operations = epctl("a", {"ops"})["operations"];
     if (operations.size() != 1) return nullptr;
@@ -160,7 +160,7 @@ TEST(NodesNetworkAlone, ADaemonInNoClusterSaysSo) {
   daemon.stop();
 }
 
-// Of a file in /proc/PID.
+// Reads a file in /proc/PID.
 std::string contents(pid_t pid, const std::string& name) {
   std::ifstream file("/proc/" + std::to_string(pid) + "/" + name);
   std::ostringstream text;

@@ -1,4 +1,4 @@
-// Who is refused at a cluster's port: named, counted, and nobody else is hurt.
+// Refusals at a cluster's port: named, counted, and nobody else is hurt.
 #include "support/cases.h"
 #include "support/client.h"
 #include "support/daemon_cluster.h"

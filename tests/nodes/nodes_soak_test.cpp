@@ -68,7 +68,7 @@ struct Counts {
   }
 };
 
-// What a seat's process reports; its successors go on counting.
+// The counts that a seat's process reports; its successors continue them.
 struct Progress {
   std::atomic<std::uint64_t> completed, failures, generations;
   std::atomic<std::uint32_t> node;
@@ -83,7 +83,7 @@ struct Board {
 
 struct Stopped {};  // thrown to leave a script that has no end
 
-// What faults may give; a defect gives others.
+// The statuses that faults may give; a defect gives others.
 void must_be_explained(epd_status_t status, const std::string& what) {
   const std::set<epd_status_t> explained{EPD_RANK_LOST, EPD_ENGINE_RESTARTED, EPD_DAEMON_LOST, EPD_ABORTED,
                                          EPD_DEADLINE_EXCEEDED};
@@ -471,7 +471,7 @@ class NodesSoak : public testing::Test {
     mends_.push_back({now_s() + 2 * some_time(), [this, node] { network_->plug(node); }});
     return std::string("no cable at node ") + kNodes[node];
   }
-  // What one sends to the other goes nowhere; whatever the other sends arrives.
+  // Messages from one to the other go nowhere; the other direction works.
   std::string cut_one_way() {
     const auto from = static_cast<std::uint32_t>(below(3));
     const auto to = static_cast<std::uint32_t>((from + 1 + below(2)) % 3);
@@ -561,7 +561,7 @@ class NodesSoak : public testing::Test {
     return count;
   }
 
-  // Who stood still hears late of what others have said meanwhile.
+  // A process that was stopped hears late of what others have said meanwhile.
   void let_it_settle(const std::string& after) {
     std::uint64_t failures = all_failures();
     double since = now_s();
@@ -637,7 +637,7 @@ class NodesSoak : public testing::Test {
     }
     return all;
   }
-  // What has become more.
+  // The holdings that have grown.
   static std::string growth(const Holdings& before, const Holdings& now) {
     std::string text;
     for (const auto& [name, old] : before) {

@@ -256,7 +256,7 @@ std::string check_named(const Daemon& daemon, const std::string& name) {
   return "no such check: " + document.dump();
 }
 
-// What check-config allows comes through the coordinator's port.
+// Every file that check-config allows comes through the coordinator's port.
 TEST_F(Nodes, WithTheLongestChainOfCertificatesANodeIsTakenIn) {
   start("a");
   const auto read = [&](const char* name) {

@@ -55,7 +55,7 @@ class Daemon:
             time.sleep(0.02)
 
     def stop(self) -> int:
-        # What tests have left in cycles, as tracebacks of what was raised, would keep sessions, and the daemon would
+        # Objects that tests have left in cycles, as tracebacks of exceptions, would keep sessions, and the daemon would
         # wait for those.
         gc.collect()
         self.process.terminate()

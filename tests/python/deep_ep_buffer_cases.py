@@ -1,4 +1,4 @@
-"""What each rank of test_deep_ep.py does with Buffers: both modes, ends, wrong arguments."""
+"""Cases of test_deep_ep.py with Buffers, for each rank: both modes, ends, wrong arguments."""
 
 from __future__ import annotations
 
@@ -217,7 +217,7 @@ def wrong_arguments(group: Any) -> None:
 
 
 def names(group: Any) -> None:
-    """Of the daemon's groups: by $EPD_DEEPEP_NAME, rank 0's counts, or by random numbers."""
+    """The daemon's groups are named by $EPD_DEEPEP_NAME, rank 0's counts, or by random numbers."""
     before = set()
     for name, wanted in (("job-7", r"job-7-r0-b\d+"), ("job-7", r"job-7-r0-b\d+"), ("", "deepep-[0-9a-f]{12}")):
         with pytest.MonkeyPatch.context() as patch:

@@ -1,4 +1,4 @@
-"""What each rank of test_deep_ep.py does with more tokens and handles than a group has, and with fewer."""
+"""Cases of test_deep_ep.py with more tokens and handles than a group has, and with fewer, for each rank."""
 
 from __future__ import annotations
 
@@ -67,8 +67,8 @@ def _groups(buffer: Any) -> list[Size]:
 
 
 def more_tokens(group: Any) -> None:
-    """Of one rank, which the others do not know; of all, who ask for different numbers. Handles of before stay good,
-    for rows of another hidden size too. The smaller groups are left."""
+    """First one rank has more, which the others do not know; then all, with different numbers. Handles of before stay
+    good, for rows of another hidden size too. The smaller groups are left."""
     with sizes(Size(8, 4)):
         buffer = make_buffer(group)
         dispatch_sent(buffer, _sent(1, 1))
@@ -95,7 +95,7 @@ def more_tokens(group: Any) -> None:
 
 
 def more_handles(group: Any) -> None:
-    """Of one rank; the other one forgets its own. Those in cycles are collected first."""
+    """One rank keeps more; the other one forgets its own. Those in cycles are collected first."""
     with sizes(Size(16, 4)):
         buffer = make_buffer(group)
         all_sent = [sent_by(each, "bf16") for each in range(buffer.group_size)]
@@ -131,7 +131,7 @@ def _forgotten(handle: Any) -> Any:
 
 
 def as_many_as_there_are(group: Any) -> None:
-    """What no group can have is refused, and the group goes on."""
+    """A request that no group can serve is refused, and the group continues."""
     with sizes(Size(16, 1), Size(16, 4)):
         buffer = make_buffer(group)
         all_sent = [sent_by(each, "bf16") for each in range(buffer.group_size)]

@@ -1,4 +1,4 @@
-"""What each rank of test_deep_ep.py does with handles: taken apart, copied, pickled, kept by autograd, given to another
+"""Cases of test_deep_ep.py with handles, for each rank: taken apart, copied, pickled, kept by autograd, given to another
 Buffer."""
 
 from __future__ import annotations
@@ -229,7 +229,7 @@ def choices_that_are_written_to(group: Any) -> None:
 
 
 def wrong(group: Any) -> None:
-    """What is no handle is refused before anything is submitted."""
+    """Arguments that are no handle are refused before anything is submitted."""
     buffer = make_buffer(group, low_latency_mode=True)
     all_sent = [sent_by(each, "bf16") for each in range(buffer.group_size)]
     few = ll_sent(buffer.group_size, 0)
@@ -259,7 +259,7 @@ def wrong(group: Any) -> None:
     ]
     for text, call in refused:
         raises(epd.InvalidArgument, text, call)
-    # Handles of fewer rows than come: the daemon writes no more than there is room for.
+    # Handles of fewer rows than come: the daemon writes no more than fit.
     short = (*handle[:3], handle[3][:1].clone(), *handle[4:])
     raises(epd.ResourceExhausted, "recv_rows is 1", lambda: buffer.dispatch(all_sent[buffer.rank].x, handle=short))
     buffer.destroy()

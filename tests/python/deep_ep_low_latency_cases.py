@@ -1,4 +1,4 @@
-"""What each rank of test_deep_ep.py does in low-latency mode."""
+"""Cases of test_deep_ep.py in low-latency mode, for each rank."""
 
 from __future__ import annotations
 

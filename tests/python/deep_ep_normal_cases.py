@@ -1,4 +1,4 @@
-"""What each rank of test_deep_ep.py does in normal mode."""
+"""Cases of test_deep_ep.py in normal mode, for each rank."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def normal(group: Any, form: str, previous: bool, async_finish: bool) -> None:
                 assert torch.equal(out, in_rank.sum(1, keepdim=True).to(BF16).expand(-1, H))
         else:
             assert idx is None and weights is None
-        # What was received before is still what it was.
+        # The rows received before are unchanged.
         check_rows(rows, all_sent, expected)
         again, *nothing = call(buffer.dispatch, mine.rows, handle=handle)
         assert nothing == [None, None, None, None]
@@ -273,7 +273,7 @@ def many_handles(group: Any) -> None:
 
 
 def _random_rows(made: torch.Generator, n: int, columns: int, dtype: Any) -> Any:
-    """Of any bits."""
+    """Rows of random bits."""
     width = columns * torch.empty(0, dtype=dtype).element_size()
     return torch.randint(0, 256, (n, width), generator=made, dtype=torch.uint8).view(dtype)
 

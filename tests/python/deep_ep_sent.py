@@ -1,4 +1,4 @@
-"""What the ranks of the deep_ep tests send. Every rank can compute what all send, and so what it should get."""
+"""Inputs of the ranks in the deep_ep tests. Every rank can compute what all send, and so what it should get."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ BF16 = torch.bfloat16
 
 
 class Sent(NamedTuple):
-    """What a rank sends."""
+    """The inputs of a rank."""
 
     x: Any  # [n, H] bf16
     rows: Any  # x, or (e4m3, scales)

@@ -1,4 +1,4 @@
-"""What each rank of test_deep_ep_shrink.py does: ranks that are masked, late or gone, and slow ones."""
+"""Cases of test_deep_ep_shrink.py, for each rank: ranks that are masked, late or gone, and slow ones."""
 
 from __future__ import annotations
 
@@ -373,7 +373,7 @@ def killed_at_any_time(group: Any, seed: int, hooks: bool) -> str:
 
 
 def possible(before: list[int], after: list[int]) -> list[list[int]]:
-    """Who may have been missing, if more and more were lost meanwhile."""
+    """The sets of ranks that may have been missing, if more and more were lost meanwhile."""
     more = [rank for rank in after if rank not in before]
     return [before + list(some) for n in range(len(more) + 1) for some in itertools.combinations(more, n)]
 

@@ -13,7 +13,7 @@ Array = np.ndarray[Any, Any]
 
 
 class Inputs(NamedTuple):
-    """What a rank gives to a dispatch."""
+    """The inputs of a rank to a dispatch."""
 
     x: Array
     x_scales: Optional[Array]

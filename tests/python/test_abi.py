@@ -45,7 +45,7 @@ def header_structs() -> dict[str, list[str]]:
 
 @pytest.fixture(scope="module")
 def measured(tmp_path_factory: pytest.TempPathFactory) -> dict[str, int]:
-    """What a C compiler says of epd.h: sizes, offsets, signedness, numbers."""
+    """A C compiler's view of epd.h: sizes, offsets, signedness, numbers."""
     compiler = shutil.which("cc") or shutil.which("gcc")
     if compiler is None:
         pytest.skip("no C compiler (cc, gcc)")

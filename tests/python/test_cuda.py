@@ -292,8 +292,8 @@ def test_the_graph_example(cuda_daemon: Daemon) -> None:
 
 
 def test_a_choice_that_is_no_expert_is_told_to_all_ranks(cuda_daemon: Daemon) -> None:
-    """With its value, by which deep_ep's ranks ask for larger groups. After a resume the group goes on, with its
-    handles."""
+    """The status has its value, by which deep_ep's ranks ask for larger groups. After a resume the group continues,
+    with its handles."""
     code = (
         DRIVER
         + """

@@ -74,7 +74,7 @@ def test_many_handles(two: RankProcesses) -> None:
 
 @pytest.mark.parametrize("case", ["more_tokens", "more_handles", "as_many_as_there_are", "no_memory_for_more"])
 def test_groups_grow(two: RankProcesses, case: str) -> None:
-    """With the tokens of a rank and the handles that live, which were limits (8192 and 256)."""
+    """They grow with the tokens of a rank and the handles that live, which were limits (8192 and 256)."""
     two.run(f"deep_ep_growth_cases.{case}")
 
 

@@ -101,7 +101,7 @@ def recorder() -> Iterator[Recorder]:
 
 
 def call(recorder: Recorder, made: streams.Streams, **options: Any) -> tuple[list[str], str, Optional[Any]]:
-    """What happens, on which stream outputs are allocated, and the event."""
+    """Returns what happens, on which stream outputs are allocated, and the event."""
     running = made.call(**options)
     with running.run():
         assert recorder.current is (made.comm if options.get("async_finish") else recorder.caller)
@@ -252,7 +252,7 @@ def test_an_event_that_is_none(recorder: Recorder) -> None:
 @pytest.mark.parametrize("hidden", [8, 64, 512, 2880, 7168])
 @pytest.mark.parametrize("packed", [False, True])
 def test_rows_are_cast_to_fp8_and_back(hidden: int, packed: bool) -> None:
-    """Of any hidden size, with scales in columns, as the low-latency mode delivers them."""
+    """The rows have any hidden size, with scales in columns, as the low-latency mode delivers them."""
     x = torch.randn((12, hidden), generator=torch.Generator().manual_seed(hidden)).to(torch.bfloat16)
     codes, scales = math.per_token_cast_to_fp8(x)
     assert scales.shape == (12, -(-hidden // 128))

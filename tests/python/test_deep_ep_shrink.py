@@ -106,7 +106,7 @@ def test_killed_at_any_time(daemon: Daemon, seed: int, hooks: bool) -> None:
 
 
 def test_engines_die(four: RankProcesses, daemon: Daemon, tmp_path: pathlib.Path) -> None:
-    """What some ranks have completed, and another one not, is made again by all."""
+    """Operations that some ranks have completed, and another one not, are made again by all."""
     begun, stop = tmp_path / "begun", tmp_path / "stop"
 
     def kill() -> None:

@@ -1,4 +1,4 @@
-"""What the modules of the packages import: in no circle, types included."""
+"""The packages' modules import each other in no circle, types included."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who keeps what alive; garbage collection in any order; fork; the interpreter's end."""
+"""Objects that keep others alive; garbage collection in any order; fork; the interpreter's end."""
 
 from __future__ import annotations
 
@@ -393,7 +393,7 @@ def test_a_hook_may_leave_and_what_it_raises_is_shown(daemon: Daemon, monkeypatc
 
 
 def test_a_hook_that_raises_is_shown_by_the_interpreter_and_the_next_one_runs(daemon: Daemon) -> None:
-    """With the interpreter's own sys.unraisablehook."""
+    """The hook is the interpreter's own sys.unraisablehook."""
     code = """
 done = threading.Event()
 def bad(result): raise ValueError("of a hook")

@@ -1,4 +1,4 @@
-"""What arrays epd.Memory takes: their types and sizes against the group's, and where they are."""
+"""Arrays that epd.Memory takes: their types and sizes against the group's, and where they are."""
 
 from __future__ import annotations
 

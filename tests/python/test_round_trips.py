@@ -18,7 +18,7 @@ from epd.numbers import to_bf16
 
 
 def make_inputs(config: epd.GroupConfig, seed: int) -> list[Inputs]:
-    """Of all ranks. Some tokens choose nobody, some the same expert twice; weights and y have few bits."""
+    """Returns inputs of all ranks. Some tokens choose nobody, some the same expert twice; weights and y have few bits."""
     random = np.random.default_rng(seed)
     inputs = []
     for rank in range(config.num_ranks):
@@ -242,7 +242,7 @@ def test_a_kept_handle_is_used_again(daemon: Daemon) -> None:
         rows = [ticket.wait().num_recv_rows for ticket in first]
         handles = [ticket.handle for ticket in first]
         assert handles[0].kept
-        # No room for a second one; the routing serves another slot without counting anew.
+        # There is no memory for a second one; the routing serves another slot without counting again.
         with pytest.raises(epd.ResourceExhausted):
             groups[0].dispatch(2, 0, keep_handle=True)
         again = [group.dispatch(1, handle=handle) for group, handle in zip(groups, handles)]

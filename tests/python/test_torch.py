@@ -23,7 +23,7 @@ BF16 = torch.bfloat16
 
 
 def on_ranks(groups: list[epd.Group], work: Callable[[epd.Group], Any]) -> list[Any]:
-    """What each rank's thread returns."""
+    """Returns the result of each rank's thread."""
     results: list[Any] = [None] * len(groups)
 
     def run(rank: int) -> None:
@@ -142,7 +142,7 @@ def test_forgotten_groups_are_left(daemon: Daemon) -> None:
 
 
 class ReceivedArrays:
-    """What the reference compares."""
+    """The arrays that the reference compares."""
 
     def __init__(self, group: epd.Group, received: epd.torch.Received) -> None:
         regions = group.numpy(0)

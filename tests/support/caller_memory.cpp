@@ -18,7 +18,7 @@ bool is_received(Region region) {
   return (kRowOutputs & abi::region_bit(region)) != 0 || region == Region::kY || region == Region::kYWeights;
 }
 
-// What a test may read it as.
+// The alignment by which a test may read the region.
 std::size_t alignment_of(const Case& c, Region region) {
   switch (region) {
     case Region::kTopkIdx:
@@ -187,7 +187,7 @@ void CallerMemory::take(Region region, const std::byte* mine, std::byte* slot, b
   for (std::size_t block = 0; block < blocks_; ++block) {
     std::byte* const rows = to + block * region_block_ * at.row_bytes;
     std::memcpy(rows, mine + at.offset + block * own_block_ * at.row_bytes, common * at.row_bytes);
-    // For which there is no room here.
+    // The region has more rows than the memory.
     const int mark = region == Region::kRecvTopkWeights ? 0 : 0xff;
     const bool marked =
         marks && region != Region::kRecvX && region != Region::kRecvScales && common < region_block_;

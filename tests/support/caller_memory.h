@@ -30,8 +30,8 @@ class SlotImage {
 // Regions of one rank in memory of its own: tight, at odd addresses, with guards between them.
 class CallerMemory {
  public:
-  // `named`: by abi::region_bit. Of the rows of tokens there are `tokens`. `recv_rows`: as epd_memory_t has
-  // it. `aligned`: regions begin at multiples of 16.
+  // `named`: by abi::region_bit. There are `tokens` rows of tokens. `recv_rows`: as epd_memory_t has it.
+  // `aligned`: regions begin at multiples of 16.
   CallerMemory(const Case& c, std::uint32_t named, std::uint32_t tokens, std::uint32_t recv_rows,
                std::uint64_t seed, bool aligned = false);
 

@@ -122,7 +122,7 @@ std::vector<std::int64_t> make_choices(const Case& c, std::uint32_t rank, std::u
   return choices;
 }
 
-// Of left_out_rows; kNone: no rank in this round.
+// The rank of left_out_rows; kNone: no rank in this round.
 constexpr std::uint32_t kNone = 0xffffffff;
 std::uint32_t left_out_rank(const Case& c, Round round) {
   Random random(mixed(c.seed, 27, 0, round.data));

@@ -46,7 +46,7 @@ struct Case {
   std::int32_t priority = 0;
   bool index64 = false;
   std::vector<epd_row_format_t> more_formats;
-  // The group goes on without lost ranks, and takes them back: a script with `recover` does as well.
+  // The group continues without lost ranks, and takes them back: a script with `recover` does as well.
   bool degrade = false;
   bool late = false;  // with `degrade`: also without ranks that miss a deadline
   // Regions that ranks keep in memory of their own, by abi::region_bit; other ones on each rank.
@@ -75,7 +75,7 @@ struct Case {
   // The case as a dispatch with the data of the round has it: with the row format that it chooses. Whatever
   // is about the rows of a dispatch takes such a case.
   Case at(const Round& round) const;
-  // With row_format alone.
+  // The shape with row_format alone.
   abi::GroupShape row_shape() const { return shape().with_format(row_format); }
   kernels::reference::GroupParams params() const;
   epd_group_config_t config(const char* name, std::uint32_t rank) const;
@@ -87,19 +87,19 @@ struct Case {
   std::uint32_t bound_on(std::uint32_t rank) const;  // of those that the group has
 };
 
-// Of all cases that say nothing else: groups span nodes, and have no sum domains unless they say so.
+// Applies to all cases that say nothing else: groups span nodes, and have no sum domains unless they say so.
 void let_groups_span_nodes(bool span);
 
 // A case within a few megabytes; every field but num_ranks follows from the seed. If it has a max_recv_rows,
 // that is just enough for routings 0 .. kRoundsThatFit - 1. On GPUs sum_ranks has to be 0.
 Case random_case(std::uint64_t seed, std::uint32_t num_ranks);
 inline constexpr std::uint64_t kRoundsThatFit = 8;
-// Gives the group more row formats, of which dispatches choose; some cases stay as they are.
+// Gives the group more row formats, from which dispatches choose; some cases stay as they are.
 void add_formats(Case& c);
 // The least max_recv_rows for these routings.
 std::uint32_t rows_needed(const Case& c, std::uint64_t num_routings);
 
-// What one operation works on: its routing (number of tokens, choices) and its data (all else). They differ
+// The inputs of one operation: its routing (number of tokens, choices) and its data (all else). They differ
 // where a routing is used again.
 struct Round {
   Round(std::uint64_t both) : data(both), routing(both) {}  // NOLINT: a number is a round
@@ -113,7 +113,7 @@ using Input = kernels::reference::RankInput;
 Input make_input(const Case& c, std::uint32_t rank, Round round);
 std::vector<Input> make_inputs(const Case& c, Round round);
 
-// What rank's experts answer, row by row: finite bf16, but for left_out_rows.
+// The answers of a rank's experts, row by row: finite bf16, but for left_out_rows.
 void make_y_row(const Case& c, std::uint32_t rank, Round round, std::uint32_t row, std::uint16_t* y);
 // The answers of all ranks, as combine takes them.
 using Answer = kernels::reference::CombineInput;
@@ -146,7 +146,7 @@ std::vector<Input> without_ranks(const Case& c, std::vector<Input> inputs,
 // Selections of experts of these ranks.
 std::uint32_t selections_of(const Case& c, const Input& input, const std::set<std::uint32_t>& ranks);
 
-// Of all output bytes of a slot that mean something.
+// The digest of all output bytes of a slot that mean something.
 std::uint64_t digest_dispatch(const Case& c, const epd_buffers_t& buffers, std::uint32_t num_recv_rows);
 std::uint64_t digest_combine(const Case& c, const epd_buffers_t& buffers, std::uint32_t num_tokens);
 

@@ -1,4 +1,4 @@
-// What a process holds, as /proc tells it. For leak checks: take a census, do the work, compare.
+// The holdings of a process, as /proc tells them. For leak checks: take a census, do the work, compare.
 #pragma once
 
 #include <sys/types.h>

@@ -27,7 +27,7 @@ struct Access {
   int flags = 3;  // reading and writing
 };
 
-// What of the driver a copy needs, by hand: this is built without its header too.
+// The driver's functions that a copy needs, declared by hand: this is built without its header too.
 struct Driver {
   using Address = unsigned long long;
   int (*init)(unsigned int) = nullptr;

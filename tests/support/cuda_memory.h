@@ -27,7 +27,7 @@ struct GpuAllocation {
 };
 GpuAllocation allocate_on_gpu(int gpu, std::size_t bytes);
 
-// Allocations of cuMemCreate one behind the other, as torch's expandable segments are made.
+// Consecutive allocations of cuMemCreate, as torch's expandable segments are made.
 class PiecedMemory {
  public:
   PiecedMemory(int gpu, std::size_t bytes);
@@ -60,7 +60,7 @@ std::byte* pinned_memory(int gpu, std::size_t bytes);
 // kernel. Returns what it runs.
 std::string occupy_gpu(int gpu, int seconds = 600);
 
-// What a stream has captured.
+// A graph that a stream has captured.
 class GpuGraph {
  public:
   explicit GpuGraph(void* executable) : executable_(executable) {}
@@ -85,15 +85,15 @@ class GpuStream {
   void copy_in(void* to_gpu, const void* pinned, std::size_t bytes) const;
   void copy_out(void* pinned, const void* from_gpu, std::size_t bytes) const;
   void copy(void* to_gpu, const void* from_gpu, std::size_t bytes) const;
-  // What comes after begins when the event has completed, or what the other stream has by now.
+  // The stream's later work begins when the event has completed, or when the other stream's work so far has.
   void wait_event(void* event) const;
   void wait_for(const GpuStream& other) const;
-  // What is enqueued between these two is not run, but becomes a graph. Without calls that would break the
-  // capture, also of other threads.
+  // Work that is enqueued between these two is not run, but becomes a graph. It must have no calls that would
+  // break the capture, also of other threads.
   void begin_capture() const;
   GpuGraph end_capture() const;
   void launch(const GpuGraph& graph) const;
-  // What comes after begins when unblock() has been called.
+  // Later work begins when unblock() has been called.
   void hold();
   void unblock() const;
   // Whether all has run by now.

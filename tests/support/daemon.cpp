@@ -350,7 +350,7 @@ std::string Daemon::log() const {
 }
 
 CommandResult Daemon::epctl(std::vector<std::string> arguments, double seconds) const {
-  // Of a busy machine nothing is concluded within epctl's own 2 s.
+  // A busy machine may need longer than epctl's own 2 s, which would prove nothing.
   arguments.insert(arguments.begin(), {epctl_program(), "--socket", control_, "--timeout-ms", "20000"});
   return run_command(arguments, seconds);
 }

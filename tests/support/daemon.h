@@ -64,7 +64,7 @@ class Daemon {
   void signal(int number) const;
   // Waits for the exit; the status as waitpid gives it, or -1 after `seconds`.
   int wait_exit(double seconds);
-  // Writes the configuration anew, with these settings beside the old ones (SIGHUP is the caller's).
+  // Writes the configuration again, with these settings beside the old ones (SIGHUP is the caller's).
   void rewrite(const std::vector<std::pair<std::string, std::string>>& settings);
   void rewrite_sms(std::uint32_t sms);
 

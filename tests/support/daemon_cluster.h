@@ -50,7 +50,7 @@ class DaemonCluster {
   std::uint16_t port(const std::string& letter);
   std::string address(const std::string& letter) { return host(letter) + ":" + std::to_string(port(letter)); }
 
-  // What epctl says there.
+  // The answers of epctl there.
   static Json nodes(const Daemon& daemon);
   static Json status(const Daemon& daemon);
   // The row of a node, as that daemon sees it; null: none.

@@ -12,10 +12,10 @@ namespace epd::test {
 
 inline constexpr double kStreamSeconds = 60;  // longer than any operation's deadline
 
-// What a rank dispatches in a round.
+// The input that a rank dispatches in a round.
 Input input_of(const Case& c, std::uint32_t rank, std::uint64_t round);
 std::vector<Input> inputs_of(const Case& c, std::uint64_t round);  // of all ranks
-// What the expert of a rank makes of what the rank receives.
+// The answer of a rank's expert to what the rank receives.
 Answer answer_of(const Case& c, const std::vector<Input>& inputs, std::uint32_t rank);
 // "" or the first difference from what the rank must get for it, in a copy of its slot.
 std::string check_received(const Case& c, const epd_buffers_t& copy, std::uint32_t rank, std::uint64_t round,

@@ -114,8 +114,8 @@ inline void store_call(abi::PackedCall (&calls)[abi::kCallSlots], const abi::Cal
     std::atomic_ref(to.words[i]).store(packed.words[i], std::memory_order_release);
 }
 
-// What the client does for one rank: its kernels, or by_host() its library. `session`: that of a rank on a
-// host device, whose engine sleeps until it is rung.
+// The client's part for one rank: its kernels, or by_host() its library. `session`: that of a rank on a host
+// device, whose engine sleeps until it is rung.
 class Ringer {
  public:
   Ringer(abi::CallWords& words, abi::Results& results, bool by_host = false,
@@ -178,7 +178,7 @@ class RawGroup {
     return *user_[rank].as<abi::CallWords>(abi::UserArenaLayout(shape_).calls);
   }
   abi::Results& results(std::uint32_t rank) const { return *results_[rank].as<abi::Results>(); }
-  // Of a rank on a host device.
+  // The ringer of a rank on a host device.
   Ringer host_ringer(std::uint32_t rank, const RawSession& session) const {
     return {words(rank), results(rank), true, &session};
   }
@@ -191,7 +191,7 @@ class RawGroup {
   void mask_rank(EngineThread& engine, std::uint32_t rank) const;
   // Memory of its own for another that takes the rank's place, and since when.
   void replace(std::uint32_t rank, std::uint64_t since);
-  // Of the exchange arena.
+  // Maps the rank's exchange arena.
   Mapping map_exchange(std::uint32_t rank) const;
   void commit(EngineThread& engine) const;
   // To one engine, all but the commit.

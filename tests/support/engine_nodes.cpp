@@ -426,7 +426,7 @@ std::string EngineNodes::conclude(Rank& rank, const std::vector<FarStep>& steps)
   return difference.empty() ? "" : operation + difference;
 }
 
-// Ranks that have gone since the dispatch add nothing, back or not. Who has come since has no tokens.
+// Ranks that have gone since the dispatch add nothing, back or not. A rank that has come since has no tokens.
 std::string EngineNodes::check_combined(const Rank& rank, const abi::CallEnd& end,
                                         const FarStep& step) const {
   const epd_buffers_t b = buffers(rank, step.slot);
@@ -489,7 +489,7 @@ std::string EngineNodes::stuck() const {
   return text;
 }
 
-// What was not completed everywhere is called again.
+// Operations that were not completed everywhere are called again.
 void EngineNodes::go_back_to(std::uint64_t index) {
   for (const auto& rank : ranks_) {
     rank->in_flight.clear();

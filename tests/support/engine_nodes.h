@@ -20,7 +20,7 @@
 namespace epd::test {
 
 struct EngineNodesOptions {
-  // Of each rank: its node, from 1, and its device there.
+  // For each rank: its node, from 1, and its device there.
   std::vector<std::uint32_t> nodes;
   std::vector<std::uint32_t> devices;
   std::set<std::uint32_t> masked;
@@ -67,7 +67,7 @@ class EngineNodes {
   void take_next_index(std::uint64_t index);
   void tell_address(std::size_t to, std::size_t of, bool down = false) const;
   std::string remove();
-  // What the epoch's messages are judged by, and the view's number, on one node only.
+  // Sets, on one node only, the view's number, by which the epoch's messages are judged.
   void set_view(std::size_t engine, std::uint64_t view) { views_[engine] = view; }
 
   std::size_t num_engines() const { return engines_.size(); }

@@ -1,5 +1,4 @@
-// What each engine says of itself, read the way the supervisor does; and engines killed in a state that it
-// says.
+// Each engine's page, read the way the supervisor does; and engines killed in a state that their page shows.
 #pragma once
 
 #include "common/memory.h"
@@ -26,8 +25,8 @@ class EnginePages {
 
 // SIGSTOP, and waits until it has stopped. False if it has not.
 bool stop_process(pid_t pid);
-// Stops a process in a moment when `state` holds, looked at again when it stands still; lets it go on and
-// tries again otherwise. False if no such moment comes before `over` holds, or in `seconds`.
+// Stops a process in a moment when `state` holds, and looks at it again after the stop; lets the process
+// continue and tries again otherwise. False if no such moment comes before `over` holds, or in `seconds`.
 bool stop_when(pid_t pid, const std::function<bool()>& state, const std::function<bool()>& over,
                double seconds = 30);
 

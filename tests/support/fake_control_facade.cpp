@@ -143,7 +143,7 @@ void add(google::protobuf::RepeatedPtrField<v1::StatusCount>& counts, StatusCode
   out.set_count(count);
 }
 
-// Of `times` ranks that did the same.
+// Fills in the statistics of `times` ranks that did the same.
 void fill(v1::Statistics& s, std::uint64_t times) {
   s.set_noops(5 * times);
   s.set_dispatches(100 * times);

@@ -46,14 +46,14 @@ class FakeControlFacade final : public supervisor::ControlFacade {
   Result<v1::EvictRankResponse> evict_rank(const supervisor::Operator& by, const std::string& group,
                                            std::uint32_t rank, const std::string& reason) override;
   Status restart_device(const supervisor::Operator& by, const std::string& device) override;
-  // What callers may do from now on (at the start: everything), and who asked for the last change.
+  // Sets the callers' right from now on (at the start: everything).
   void allow(supervisor::Right right);
   supervisor::Operator last_operator() const;
 
   EventLog& event_log() { return events_; }
   // How many questions about its state it has had.
   int questions() const;
-  // What was asked for that changes something: "set device host:0 sms=4".
+  // The requests for changes: "set device host:0 sms=4".
   std::vector<std::string> asked() const;
 
   struct Views {

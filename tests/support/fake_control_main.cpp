@@ -7,8 +7,8 @@
 //   empty               no devices, sessions, groups, operations, options
 //   sick                host:1 hangs, the last reload failed
 //   down                host:1 restarts
-//   draining            a drain goes on, with 700 ms left, and no end comes of it
-//   lingers             when it ends, it removes its sockets, and its process goes on for a second
+//   draining            a drain is under way, with 700 ms left, and never ends
+//   lingers             when it ends, it removes its sockets, and its process continues for a second
 //   dies                a drain ends it at once, and its sockets stay
 //   event TEXT          something happens
 //   event_of UID TEXT   a user does something
@@ -32,7 +32,7 @@
 namespace epd::test {
 namespace {
 
-// What is asked, and how it ends.
+// The requests go to this facade; the flags say how the program ends.
 struct Fake {
   FakeControlFacade facade;
   bool lingers = false;

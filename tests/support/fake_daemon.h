@@ -20,7 +20,7 @@
 
 namespace epd::testing {
 
-// What the daemon does differently from a good one.
+// The ways in which the daemon differs from a good one.
 struct FakeSettings {
   std::optional<Status> refuse_hello;
   std::optional<Status> refuse_join;

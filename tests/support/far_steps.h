@@ -1,4 +1,4 @@
-// What groups of several nodes do in tests.
+// Random operations of groups of several nodes.
 #pragma once
 
 #include "cases.h"
@@ -18,7 +18,7 @@ struct FarStep {
   Round round{0};
 };
 // Operations on all slots in an order from the seed: each slot dispatches, perhaps dispatches more by the
-// same routing, combines once or twice, and begins anew.
+// same routing, combines once or twice, and begins again.
 std::vector<FarStep> random_steps(const Case& c, std::uint32_t count, std::mt19937& random);
 
 }  // namespace epd::test

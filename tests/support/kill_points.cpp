@@ -21,7 +21,7 @@ struct Call {
   const char* name;
 };
 
-// What is left out changes nothing but the caller: its heap, its signals, clocks, who has the core.
+// The other system calls change nothing but the caller: its heap, its signals, clocks, who has the core.
 constexpr auto kCalls = std::to_array<Call>({
     {SYS_socket, "socket"},
     {SYS_connect, "connect"},

@@ -1,5 +1,5 @@
-// What a rank of a group that degrades knows of the ranks that held the rows of its routings, and so what its
-// combines may give.
+// The knowledge of a rank of a group that degrades about the ranks that held the rows of its routings, and so
+// the results that its combines may give.
 #pragma once
 
 #include "support/cases.h"
@@ -25,7 +25,7 @@ class Losses {
   // This rank has made the routing in this epoch.
   void make_routing(std::uint64_t routing);
 
-  // What was dispatched by the routing. This rank has no tokens of a routing from before its time.
+  // The inputs dispatched by the routing. This rank has no tokens of a routing from before its time.
   std::vector<Input> dispatched(std::uint64_t routing, const std::vector<Input>& all) const;
   // Both: "" or what is wrong. `all`: the inputs of all ranks, as if none were lost.
   std::string check_dropped(std::uint64_t routing, const std::vector<Input>& all,

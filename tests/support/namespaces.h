@@ -14,7 +14,7 @@ std::string why_no_namespaces();
 // Called by a process without threads: it gets mount and IPC namespaces of its own, and what it forks from
 // now on is in a PID namespace of its own, the first as PID 1. Throws RankFailure.
 void enter_namespaces();
-// By the first process there. Ends it on failure.
+// Called by the first process there. Ends it on failure.
 void mount_own_proc();
 
 // A RankProcess whose body runs as PID 1 of namespaces of its own.

@@ -54,7 +54,7 @@ std::shared_ptr<Allocation> Allocation::of_epd(int gpu, std::size_t bytes) {
   return made;
 }
 
-// What is on a GPU stays until the process ends: unmapping would want all streams to be idle.
+// Memory on a GPU stays until the process ends: unmapping would want all streams to be idle.
 Allocation::~Allocation() {
   if (gpu_ < 0 && address_ != nullptr) ::munmap(address_, bytes_);
   if (fd_ >= 0) ::close(fd_);

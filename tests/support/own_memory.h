@@ -17,7 +17,7 @@ class Allocation {
   // Sealed as epd wants it, and filled with bytes that are no zeros.
   static std::shared_ptr<Allocation> of_host(std::size_t bytes);
   static std::shared_ptr<Allocation> of_gpu(int gpu, std::size_t bytes);
-  // By epd_memory_alloc: fd() is EPD_FD_OF_ADDRESS.
+  // Allocates by epd_memory_alloc: fd() is EPD_FD_OF_ADDRESS.
   static std::shared_ptr<Allocation> of_epd(int gpu, std::size_t bytes);
   Allocation(const Allocation&) = delete;
   Allocation& operator=(const Allocation&) = delete;

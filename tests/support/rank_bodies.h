@@ -1,4 +1,4 @@
-// What the bodies of ranks have in common: they join a group, submit a dispatch of their case, resume.
+// The common parts of ranks' bodies: they join a group, submit a dispatch of their case, resume.
 #pragma once
 
 #include "support/cases.h"

@@ -116,8 +116,8 @@ struct LastRound {
   std::atomic<bool> asked;
   std::atomic<std::uint64_t> end;  // 0: not known
   void ask() { asked = true; }
-  // By each rank before each round: whether it comes. Rank 0 settles the end before a round that no other has
-  // ended.
+  // Each rank asks before each round whether it comes. Rank 0 settles the end before a round that no other
+  // has ended.
   bool comes(std::uint32_t rank, std::uint64_t round) {
     if (rank == 0 && asked && end == 0) end = round + 1;
     return end == 0 || round < end;

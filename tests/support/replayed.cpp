@@ -58,8 +58,8 @@ void Replayed::must_end(epd_status_t status) {
   must_be_told(combine_, status);
 }
 
-// Of the last replay. What is told of earlier ones, which nobody has asked for, is passed over if it differs.
-// M.
+// Checks the last replay. Results of earlier replays, which nobody has asked for, are passed over if they
+// differ.
 std::uint32_t Replayed::must_be_told(Captured& of, epd_status_t status) const {
   epd_result_t result;
   for (epd_status_t told = EPD_OK;;) {

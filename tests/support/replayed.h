@@ -22,7 +22,7 @@ class Replayed {
   void play_with_a_bad_choice();
   // The last replay's results, which was of this round.
   void check(std::uint64_t round, const std::set<std::uint32_t>& lost = {});
-  // What the tickets say of the last replay.
+  // Checks the tickets' status of the last replay.
   void must_end(epd_status_t status);
   epd_ticket_t dispatched() const { return dispatch_.ticket; }
   const GpuStream& stream() const { return stream_; }

@@ -190,7 +190,7 @@ void ScriptRunner::check_mask(const std::set<std::uint32_t>& lost) const {
   }
 }
 
-// Who takes part from now on is read by itself, so it may be of a later epoch than the one that was told.
+// The list of active ranks is read by itself, so it may be of a later epoch than the one that was told.
 epd_status_t ScriptRunner::take_epoch(epd_resume_info_t& info) {
   for (std::uint64_t told = 0;; told = info.epoch) {
     std::set<std::uint32_t> lost;
@@ -271,7 +271,7 @@ void ScriptRunner::drain() {
   while (!in_flight_.empty()) finish_oldest();
 }
 
-// Everything in flight ends first; then all ranks agree where to go on. False: the group has ended.
+// Everything in flight ends first; then all ranks agree where to continue. False: the group has ended.
 bool ScriptRunner::recover(epd_status_t status) {
   drain();
   if (options_.ends.contains(status) && !allows_resume(status, case_.degrade)) return false;
@@ -288,7 +288,7 @@ bool ScriptRunner::recover(epd_status_t status) {
   return true;
 }
 
-// What is to be done again gets a new handle.
+// A dispatch that is to be done again gets a new handle.
 void ScriptRunner::go_back_to(std::size_t step) {
   next_ = step;
   for (Routed& routed : routed_) {

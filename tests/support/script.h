@@ -46,8 +46,8 @@ struct ScriptOptions {
   epd_status_t end = EPD_OK;   // the script ends with the first operation or resume that gives this
   // The script ends with a resume that gives one of these, or an operation after which none is allowed.
   std::set<epd_status_t> ends = {};
-  // With `recover`: counts the ranks that are done. Until all are, a rank may be asked to redo what it
-  // has completed and its peers have not, so nobody leaves before.
+  // If `recover`: counts the ranks that are done. Until all are, a rank may be asked to redo what it has
+  // completed and its peers have not, so nobody leaves before.
   Gate* finished = nullptr;
   std::uint32_t num_finishers = 0;  // 0: all ranks
   std::uint32_t timeout_ms = 20000;
@@ -80,7 +80,7 @@ class ScriptRunner {
   epd_status_t submit(std::size_t step);
   epd_status_t submit_dispatch(const Step& step, const Input& own, epd_ticket_t& ticket);
   epd_status_t submit_combine(const Step& step, epd_ticket_t& ticket);
-  // Of an operation with defer: waits until its inputs have been read, and spoils them.
+  // For an operation with defer: waits until its inputs have been read, and spoils them.
   void spoil_inputs(const InFlight& oldest);
   epd_status_t finish_oldest();
   void check(const Step& step, const epd_result_t& result, const epd_counts_t* counts);

@@ -9,7 +9,7 @@
 
 namespace epd::test {
 
-// What sendmsg() returns.
+// Sends bytes with descriptors. Returns the result of sendmsg().
 inline ssize_t send_descriptors(int socket, const void* data, std::size_t bytes,
                                 const std::vector<int>& fds) {
   iovec part{const_cast<void*>(data), bytes};

@@ -15,7 +15,7 @@ struct NetworkSocket {
   std::uint16_t port = 0;
   bool listens = false;
 };
-// Of the process's own network namespace. None of a process that has ended.
+// The sockets of the process's own network namespace; none for a process that has ended.
 std::vector<NetworkSocket> network_sockets(pid_t pid);
 // The first port on which the process listens by TCP; 0: none.
 std::uint16_t listening_port(pid_t pid);

@@ -14,7 +14,7 @@ CUcontext handle_of(const std::shared_ptr<Context>& context) {
 }  // namespace
 
 Context::~Context() {
-  // With the last context the device is as new.
+  // The end of the last context makes the device as new.
   if (--device.contexts == 0) device.error.store(CUDA_SUCCESS);
 }
 

@@ -101,7 +101,8 @@ bool is_meant(const Fault& fault, const char* function, const Context* context) 
   return (context == nullptr ? Fault::kWithoutContext : context->device.machine) == fault.device;
 }
 
-// By the file: the process that takes it away fails. Another one may stand there by then, which goes back.
+// Takes the file's fault: the process that renames the file fails its call. Another file may have its name by
+// then; that one goes back.
 bool take_away(const std::string& path, ino_t inode) {
   const std::string taken = path + "-taken-" + std::to_string(::getpid());
   if (::rename(path.c_str(), taken.c_str()) != 0) return false;
@@ -176,7 +177,7 @@ CUresult initialise() {
   return CUDA_SUCCESS;
 }
 
-// What a file of the folder of faults says. None: it is not there.
+// The text of a file of the folder of faults. None: it is not there.
 std::optional<std::string> read_file(const std::string& path) {
   const int fd = path.empty() ? -1 : ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
   if (fd < 0) return std::nullopt;

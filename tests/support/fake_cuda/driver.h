@@ -1,4 +1,4 @@
-// What all parts of the fake driver know: settings, devices, contexts, and the way into every call.
+// The common parts of the fake driver: settings, devices, contexts, and the way into every call.
 #pragma once
 
 #include "fake_cuda/api.h"
@@ -31,7 +31,7 @@ struct Fault {
   std::uint64_t calls = 0;
 };
 
-// The file `fail` of the folder of faults, of which each process counts by itself.
+// The file `fail` of the folder of faults. Each process counts its calls by itself.
 struct FaultFile {
   std::string path;  // empty: none is looked for
   std::uint64_t inode = 0;
@@ -156,7 +156,7 @@ bool can_reach(CUdevice device, CUdevice peer);
 // Null before cuInit. Never destroyed: threads of streams live until the process ends.
 Driver* driver();
 
-// What a call must find, besides an initialised driver.
+// The conditions of a call, besides an initialised driver.
 enum class Needs { kNothing, kContext };
 
 // Each call begins with this: counts it, fails it if it is to fail, and refuses it without a context or on a

@@ -94,7 +94,7 @@ EventState* map_state(const std::string& file, int flags) {
   const int fd = ::open(file.c_str(), flags | O_RDWR | O_CLOEXEC | O_NOFOLLOW, 0600);
   if (fd < 0) return nullptr;
   void* state = MAP_FAILED;
-  // Who may open it is decided by who gets the handle, as with the true driver.
+  // Every process that gets the handle may open it, as with the true driver.
   if ((flags & O_CREAT) == 0 || (::fchmod(fd, 0666) == 0 && ::ftruncate(fd, sizeof(EventState)) == 0))
     state = ::mmap(nullptr, sizeof(EventState), PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
   ::close(fd);

@@ -18,7 +18,7 @@ struct UserObject {
   void* const given;
 };
 
-// Of a graph, and of what is made of it to be launched.
+// The contents of a graph, and of the executable that is made of it.
 struct Graph {
   std::vector<Stream::Work> work;
   std::vector<std::shared_ptr<UserObject>> objects;
@@ -141,7 +141,7 @@ CUresult CUDAAPI cuGraphLaunch(CUgraphExec executable, CUstream stream) {
   return CUDA_SUCCESS;
 }
 
-// What has been launched of it still runs.
+// Launches that still run are not affected.
 CUresult CUDAAPI cuGraphExecDestroy(CUgraphExec executable) {
   if (const CUresult error = enter("cuGraphExecDestroy", Needs::kNothing)) return error;
   return executables().remove(executable) == nullptr ? CUDA_ERROR_INVALID_VALUE : CUDA_SUCCESS;

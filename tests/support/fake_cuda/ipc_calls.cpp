@@ -19,7 +19,7 @@ namespace {
 
 constexpr char kMagic[8] = {'e', 'p', 'd', 'f', 'a', 'k', 'e', '\0'};
 
-// What a handle holds: which descriptor of which process has the memory.
+// The contents of a handle: which descriptor of which process has the memory.
 struct IpcHandle {
   char magic[8];
   std::int32_t pid;
@@ -41,7 +41,7 @@ std::mutex& opened_mutex() {
   static auto* const mutex = new std::mutex;
   return *mutex;
 }
-// As the true driver, it opens an allocation once in a process. What is allocated at an address whose former
+// As the true driver, it opens an allocation once in a process. A new allocation at an address whose former
 // allocation is still open counts as the same here. Nothing is known of the true one that rules this out.
 std::map<Key, Opened>& opened() {
   static auto* const all = new std::map<Key, Opened>;
@@ -78,7 +78,7 @@ CUresult answer(CUpointer_attribute attribute, void* to, const Known& known) {
 
 }  // namespace
 
-// Of an address that it does not know it says nothing, and that is no error.
+// An unknown address has no attributes, and is no error.
 CUresult CUDAAPI cuPointerGetAttributes(unsigned int count, CUpointer_attribute* attributes, void** data,
                                         CUdeviceptr address) {
   if (const CUresult error = enter("cuPointerGetAttributes", Needs::kContext)) return error;

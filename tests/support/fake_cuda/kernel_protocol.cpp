@@ -31,7 +31,7 @@ std::string reach(const WorkerArguments& own, const KernelDevice& device) {
   return {};
 }
 
-// What the warp of a gate reads together (kernels/cuda/workers/main.cuh).
+// The warp of a gate reads these words together (kernels/cuda/workers/main.cuh).
 void enter(const WorkerArguments& own, Gate& gate, std::uint32_t lingering, std::uint32_t asks) {
   const CallArguments& calls = own.calls;
   gate.enabled_epoch = static_cast<std::uint32_t>(
@@ -51,7 +51,7 @@ void enter(const WorkerArguments& own, Gate& gate, std::uint32_t lingering, std:
     ordered::load_whole(gate.routes[i], calls.routes[i]);
 }
 
-// What the warp of a gate stores together.
+// The warp of a gate stores these words together.
 void hand_over(const WorkerArguments& own, const Gate& gate, std::uint32_t number) {
   std::uint32_t words[Work::kWords];
   std::memcpy(words, &gate.work, sizeof(words));
@@ -122,7 +122,7 @@ bool await_call(const WorkerArguments& own, Gate& gate, bool stands, std::uint64
   }
 }
 
-// What a main kernel that lingers does between two calls.
+// The work of a main kernel that lingers between two calls.
 void linger(const WorkerArguments& own, const Work& before) {
   Gate gate{};
   enter(own, gate, before.lingering, 0);

@@ -1,5 +1,5 @@
-// What the kernels do, by a host: the same exchange between ranks, the same results to the last bit, the same
-// endings. See kernels/cuda/common/signal.cuh, high_throughput/dispatch.cuh and combine.cuh, which this
+// The kernels' work, done by a host: the same exchange between ranks, the same results to the last bit, the
+// same endings. See kernels/cuda/common/signal.cuh, high_throughput/dispatch.cuh and combine.cuh, which this
 // follows.
 #pragma once
 
@@ -19,7 +19,7 @@ struct KernelDevice {
   std::function<bool(const void*, std::size_t)> reaches;
   // Whether the kernel is to leave without a word: its stream is gone, or the device has faulted.
   std::function<bool()> over;
-  // Between two looks at what is waited for; starts anew for each wait.
+  // Called between two polls of a wait; starts again for each wait.
   std::function<void(unsigned looks)> pause;
   // Once at most: waits until so many SMs are free, and holds them until the kernel ends. Each CTA that works
   // has a whole one. A kernel that only looks and leaves, as one warp does, needs none.

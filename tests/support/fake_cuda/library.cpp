@@ -81,7 +81,7 @@ CUresult check_launch(const Kernel& kernel, const Stream& stream, const Grid& gr
   if (grid.shared_bytes > static_cast<unsigned>(most)) return CUDA_ERROR_INVALID_VALUE;
   // Blocks of libepd's kernels need not run at the same time.
   if (grid.ctas[0] <= stream.num_sms() || is_word_kernel(kernel.name)) return CUDA_SUCCESS;
-  // A true device would start what there is room for, which would wait for the rest for ever.
+  // A true device would start as many as fit, which would wait for the rest for ever.
   complain(kernel.name + ": " + std::to_string(grid.ctas[0]) + " CTAs on " +
            std::to_string(stream.num_sms()) + " SMs can't all run at once");
   return CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE;

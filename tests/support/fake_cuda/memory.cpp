@@ -177,7 +177,7 @@ CUresult Memory::allow(CUdeviceptr address, std::size_t bytes, const CUmemAccess
   }
   for (const auto& part : parts) {
     Range& range = part->second;
-    // What another device may do already stays allowed: the process has one mapping for all.
+    // Accesses that another device already has stay allowed: the process has one mapping for all.
     if ((range.devices & ~taken & ~given) != 0) most = PROT_READ | PROT_WRITE;
     if (::mprotect(at(part->first), range.bytes, most) != 0) return CUDA_ERROR_INVALID_VALUE;
     range.devices = (range.devices | given) & ~taken;

@@ -19,7 +19,7 @@ inline constexpr std::size_t kGranularity = std::size_t{2} << 20;
 
 inline constexpr int kHostMemory = -1;
 
-// What cuMemCreate made, or another process did: a memfd that says of which device it is.
+// Memory of cuMemCreate, also of another process: a memfd that says of which device it is.
 struct Allocation {
   int fd = -1;
   int device = 0;  // in this process, or kHostMemory
@@ -52,7 +52,7 @@ struct Range {
   int fd = -1;                                       // kDevice, kOpened
 };
 
-// What the driver says of an address; id 0: nothing.
+// The driver's knowledge of an address; id 0: none.
 struct Known {
   std::uint64_t id = 0;
   CUdeviceptr begin = 0;
@@ -65,9 +65,9 @@ struct Known {
 // Ranges by their first address. Mapped ranges lie within reserved ones.
 class Memory {
  public:
-  // Whether the device reaches all of it. Nothing is reached nowhere, and always. Whoever asks sees what has
-  // been done with() it before: that this was before may be known by memory that is mapped twice, through
-  // which ThreadSanitizer sees no order.
+  // Whether the device reaches all of it. Nothing is reached nowhere, and always. The caller sees all earlier
+  // accesses by with(): memory that is mapped twice may show that they were earlier, and ThreadSanitizer sees
+  // no order through it.
   bool accessible(int device, const void* address, std::size_t bytes) const;
   // Whether it is any memory that the driver knows, device's or pinned.
   bool known(const void* address, std::size_t bytes) const { return accessible(-1, address, bytes); }
@@ -111,7 +111,7 @@ class Memory {
   CUresult free_reserved(CUdeviceptr address, std::size_t bytes);
   CUresult map(CUdeviceptr address, std::size_t bytes, std::shared_ptr<Allocation> allocation);
   CUresult unmap(CUdeviceptr address, std::size_t bytes);
-  // What is mapped where the address is, and from where on; null: nothing of cuMemMap.
+  // The mapping at the address, and where it begins; null: nothing of cuMemMap.
   std::shared_ptr<Allocation> mapped_at(std::uintptr_t address, std::uintptr_t& begin,
                                         std::size_t& bytes) const;
   CUresult allow(CUdeviceptr address, std::size_t bytes, const CUmemAccessDesc* desc, std::size_t count);
@@ -120,8 +120,8 @@ class Memory {
   // Memory of another process's device `home`, for `device`. Takes the descriptor if that goes well.
   CUresult open(int fd, std::size_t bytes, int home, int device, CUdeviceptr& address);
 
-  // Of device `home`, for it and for those that reach it; -1: for all. Memory of a device that was freed
-  // makes room for what comes next: its address is given out again.
+  // Allocates for device `home` and for those that reach it; -1: for all. The addresses of freed device
+  // memory are given out again.
   CUresult allocate(std::size_t bytes, RangeKind kind, int home, void*& address);
   CUresult free(void* address, RangeKind kind);
   // All of `peer`'s that is of cuMemAlloc, now and later.

@@ -110,7 +110,7 @@ CUresult CUDAAPI cuMemRetainAllocationHandle(CUmemGenericAllocationHandle* handl
   return CUDA_SUCCESS;
 }
 
-// Of what cuMemMap has mapped. Nobody here asks for other memory.
+// Knows only memory of cuMemMap. Nobody here asks for other memory.
 CUresult CUDAAPI cuMemGetAddressRange(CUdeviceptr* base, std::size_t* size, CUdeviceptr address) {
   if (const CUresult error = enter("cuMemGetAddressRange", Needs::kContext)) return error;
   std::uintptr_t begin = 0;

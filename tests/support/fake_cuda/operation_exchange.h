@@ -1,4 +1,4 @@
-// What an operation has to do with its stream and its engine.
+// An operation's exchange with its stream and its engine.
 #pragma once
 
 #include "cuda/common/ending.h"
@@ -31,7 +31,8 @@ class OperationExchange {
 
   void publish(const OpResult& ending);
   std::uint64_t ran_ns() const { return ordered::nanoseconds() - start_ns_; }
-  // What ends a wait besides what is waited for; it is published, as `ending` but for the error.
+  // Whether the operation must leave a wait before it is satisfied. The reason is published, as `ending` but
+  // for the error.
   bool must_leave(OpResult ending);
 
   const kernels::cuda::Operation& op_;

@@ -136,7 +136,7 @@ void Kernel::record_rows(const HostPlan& plan) const {
   }
 }
 
-// What an earlier dispatch left has to fit together.
+// The records of an earlier dispatch have to fit together.
 std::string Kernel::check_rows(const HostPlan& plan) const {
   for (std::uint32_t token = 0; token < op_.num_tokens; ++token) {
     for (std::uint32_t k = 0; k < op_.shape.topk; ++k) {
@@ -156,7 +156,7 @@ void Kernel::tell_counts(const Placement& placement) const {
     store_release(to++, std::uint64_t{op_.counts.mark} << 32 | static_cast<std::uint32_t>(word));
 }
 
-// Of a combine: selections of ranks that have no rows of the routing.
+// For a combine: counts selections of ranks that have no rows of the routing.
 std::uint32_t Kernel::count_lost() const {
   const std::uint32_t experts = op_.shape.num_experts / op_.shape.num_ranks;
   const std::span topk(op_.routing.topk, is_dispatch_ ? 0 : op_.num_tokens * op_.shape.topk);

@@ -15,7 +15,7 @@
 
 namespace epd::ordered {
 
-// What the calling thread plays. Its functions may throw: the device's thread ends there.
+// The part that the calling thread plays. Its functions may throw: the device's thread ends there.
 class Player {
  public:
   virtual ~Player() = default;

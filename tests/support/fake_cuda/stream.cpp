@@ -61,7 +61,7 @@ void order_after(Stream& stream, const std::shared_ptr<Stream>& other) {
   stream.submit([other, count](Stream& own) { return own.wait_until([&] { return other->done(count); }); });
 }
 
-// Of all streams together: what has ended.
+// Counts the work of all streams that has ended.
 std::atomic<std::uint64_t> progress{0};
 
 }  // namespace

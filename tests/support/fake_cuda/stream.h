@@ -20,7 +20,7 @@ class Backoff {
   unsigned looks_ = 0;
 };
 
-// What cuThreadExchangeStreamCaptureMode exchanges.
+// The mode that cuThreadExchangeStreamCaptureMode exchanges.
 inline thread_local CUstreamCaptureMode thread_capture_mode = CU_STREAM_CAPTURE_MODE_GLOBAL;
 
 // Whether this thread may synchronise now. If not, all captures of the global mode are spoiled.
@@ -52,9 +52,12 @@ class Stream : public std::enable_shared_from_this<Stream> {
   std::shared_ptr<Context> context() const { return context_.lock(); }
 
   // Destroyed, or its device has faulted: whoever waits on the stream's thread leaves.
-  bool over() { return destroyed_.load() || device_.check() != CUDA_SUCCESS; }
-  // What the stream's thread does now belongs to nobody: it may touch no memory any more.
-  bool destroyed() const { return destroyed_.load(); }
+  The stream's thread no longer works for anybody: it may touch no memory any more.
+      // What the stream's thread does now belongs to nobody: it may touch no memory any more.
+      bool
+      destroyed() const {
+    return destroyed_.load();
+  }
   // Work on the stream reached for memory that the device does not reach: the device faults, and stderr says
   // why. Nothing of a destroyed stream faults, whose memory may be gone. Returns false.
   bool fault(const std::string& why);
@@ -70,7 +73,8 @@ class Stream : public std::enable_shared_from_this<Stream> {
     return true;
   }
 
-  // Of a wait: a look was in vain. After two of them what the stream waits for was not there meanwhile.
+  // Counts a poll of a wait that was in vain. Two of them show that the stream's condition did not hold in
+  // between.
   void look_failed() { ++failed_looks_; }
   // A test's: nothing begins, and no wait ends.
   void hold(bool held) { held_.store(held); }
@@ -91,10 +95,10 @@ class Stream : public std::enable_shared_from_this<Stream> {
   bool begin_capture(CUstreamCaptureMode mode, CUgraph into);
   std::unique_ptr<Captured> end_capture();
   CUstreamCaptureStatus capture_status();
-  // Of a stream that captures.
+  // For a stream that captures.
   void capture_info(CUgraph& graph, std::uint64_t& id);
   bool capture(const Work& work);
-  // What waits for the stream, or for an event, spoils a capture: false.
+  // False: the caller waits for the stream, or for an event, and so spoils a capture.
   bool may_wait();
 
  private:
@@ -127,9 +131,9 @@ std::shared_ptr<Stream> find_stream(CUstream stream);
 // As submit(), and in order with the default stream, if both are of the blocking kind.
 CUresult enqueue(CUstream stream, Stream::Work work);
 CUresult synchronise_context(Context& context);
-// Until none of them goes on by itself.
+// Waits until none of them continues by itself.
 void settle_streams();
-// What a call without a stream waits for: the default stream and the blocking ones.
+// A call without a stream waits for these: the default stream and the blocking ones.
 CUresult synchronise_blocking(Context& context);
 
 }  // namespace epd::fake_cuda

@@ -11,7 +11,7 @@ using namespace epd::fake_cuda;
 
 namespace {
 
-// What a true device would say of an address that it does not reach.
+// The fault that a true device would report for an address that it does not reach.
 bool fault(Stream& stream, const char* what, const void* address, std::size_t bytes) {
   char text[160];
   std::snprintf(text, sizeof(text), "%s: %zu bytes at %p are not memory of device %d, or mapped for it", what,
@@ -75,7 +75,7 @@ CUresult write_value(CUstream handle, CUdeviceptr address, Word value, unsigned 
   });
 }
 
-// Of a copy's two ends, those that have to be memory which the driver knows.
+// The ends of a copy that have to be memory which the driver knows.
 struct Ends {
   bool to;
   bool from;
@@ -145,7 +145,7 @@ CUresult copy_later(const char* function, void* to, const void* from, std::size_
   return enqueue_copy(to, from, bytes, device, handle);
 }
 
-// From the device into the host's memory, whose rows lie one behind the other; nothing else is needed.
+// Copies from the device into the host's memory, whose rows lie one after the other; nothing else is needed.
 CUresult copy_rows(const CUDA_MEMCPY2D& copy, CUstream handle) {
   const bool known = copy.srcMemoryType == CU_MEMORYTYPE_DEVICE && copy.dstMemoryType == CU_MEMORYTYPE_HOST &&
                      copy.srcXInBytes == 0 && copy.srcY == 0 && copy.dstXInBytes == 0 && copy.dstY == 0;

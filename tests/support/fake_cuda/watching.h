@@ -9,7 +9,7 @@
 
 namespace epd::fake_cuda {
 
-// What is about to be enqueued on a stream, or asked of it.
+// A call that is about to be enqueued on a stream, or that queries it.
 struct StreamCall {
   const char* function = nullptr;  // of a launch: the kernel's name
   CUstream stream = nullptr;
@@ -32,7 +32,7 @@ class Watcher {
 };
 Watcher* watcher();
 
-// What this process has of the driver.
+// The driver's objects that this process has.
 struct Holdings {
   std::size_t mapped_bytes = 0;
   std::size_t reservations = 0;
@@ -52,7 +52,7 @@ void cuFakeWatch(epd::fake_cuda::Watcher* watcher);
 void cuFakeHoldings(epd::fake_cuda::Holdings* holdings);
 // While a stream is held, it is as if a long kernel ran in it: nothing begins, and no wait ends.
 void cuFakeHold(CUstream stream, bool held);
-// Until no stream goes on by itself.
+// Waits until no stream continues by itself.
 void cuFakeSettle();
 // How much of what was enqueued on the stream has not ended.
 std::size_t cuFakePending(CUstream stream);

@@ -1,4 +1,4 @@
-// What a launch of one of the client library's kernels is told to do.
+// The parameters of a launch of one of the client library's kernels.
 #pragma once
 
 #include "step.h"
@@ -15,7 +15,8 @@ inline stream_kernels::Copying copying_of(const char* kernel) {
   return stream_kernels::Copying::kNothing;
 }
 
-// A kernel that copies nothing takes the first part of a step alone. Of a FewStep: how many pieces it has.
+// A kernel that copies nothing takes only the first part of a step. A FewStep's number of pieces is taken
+// from it.
 inline stream_kernels::StagedStep step_of(const char* kernel, void** parameters) {
   using stream_kernels::Copying;
   const Copying copying = copying_of(kernel);

@@ -612,7 +612,7 @@ TEST(Log, InTheJournalLinesBeginWithTheirImportance) {
       captured_lines(LogFormat::kLogfmt, [] { log_event(LogLevel::kInfo, "a"); }).at(0).starts_with("<"));
 }
 
-// Who reads JSON gets JSON to the end; at a terminal people get their text.
+// A reader of JSON gets JSON to the end; at a terminal people get their text.
 TEST(Log, TheLastErrorHasTheFormatOfTheLog) {
   const auto last = [] { print_last_error("epd: INTERNAL: it is \"over\"\n"); };
   const std::vector<std::string> json = captured_lines(LogFormat::kJson, last);

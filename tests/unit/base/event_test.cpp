@@ -1,4 +1,4 @@
-// What operators are told: the bounded memory of events, and that it agrees with the log.
+// Events for operators: their bounded memory, and that it agrees with the log.
 #include "base/event.h"
 
 #include <gtest/gtest.h>
@@ -127,7 +127,7 @@ TEST(RecordEvent, IsLoggedAndRemembered) {
   EXPECT_GT(event.unix_ms, 1'600'000'000'000);
 }
 
-// What one client did with 3,346 attaches each second.
+// One client did this with 3,346 attaches each second.
 TEST(RecordEvent, AFloodOfSessionsIsLimitedForItsUserAloneAndToldInTheEnd) {
   EventLog log;
   log.install();

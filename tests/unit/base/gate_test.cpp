@@ -148,7 +148,7 @@ TEST_F(GateTest, WhoHasGoneBeforeHeIsTakenInIsStillKnown) {
   EXPECT_TRUE(eventually([&] { return gate_->porters({}) == 0; }));
 }
 
-// One that stands still is seen to, and holds up nobody.
+// A porter that is stopped is counted, and holds up nobody.
 TEST_F(GateTest, APorterThatStandsStillIsCountedAndOthersComeIn) {
   const auto may_go = std::make_shared<std::atomic<bool>>(false);
   open([may_go](std::uint64_t number, const PeerIdentity&) -> Porter {

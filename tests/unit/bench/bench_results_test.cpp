@@ -1,4 +1,5 @@
-// What epbench holds its results against: the ceiling of plain copies, and the reference bit for bit.
+// The two things that epbench compares its results with: the ceiling of plain copies, and the reference bit
+// for bit.
 #include "kernels/numbers.h"
 #include "kit/ceiling.h"
 #include "kit/compare.h"
@@ -123,7 +124,7 @@ class Comparison : public testing::TestWithParam<bool> {
     buffers_.expert_counts = counts_.data();
   }
 
-  // What a correct engine would have delivered.
+  // Delivers the rows that a correct engine would have delivered.
   void deliver() {
     std::copy(expected_.recv_x.begin(), expected_.recv_x.end(), recv_x_.begin());
     if (!expected_.recv_scales.empty())

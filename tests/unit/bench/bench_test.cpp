@@ -1,4 +1,4 @@
-// What epbench runs, its rank processes, and its statistics.
+// The runs of epbench, its rank processes, and its statistics.
 #include "bench/operation_report.h"
 #include "bench/plan.h"
 #include "common/signal.h"

@@ -48,7 +48,7 @@ if(EPD_CUDA_DRIVER_INCLUDE_DIR AND EPD_FAKE_CUDA)
   epd_suites(client_cuda_test LABEL unit TIMEOUT 300)
 endif()
 epd_suites(client_test LABEL unit TIMEOUT 300)
-# Whoever compiles the wrapper with an older C++ is told so in one line.
+# A compiler in an older C++ mode gets one line that says so.
 file(WRITE ${CMAKE_CURRENT_BINARY_DIR}/old_cxx.cpp "#include <epd/epd.hpp>\n")
 add_test(NAME client.wrapper_names_its_cxx COMMAND ${CMAKE_CXX_COMPILER} -std=c++14 -fsyntax-only
   -I${PROJECT_SOURCE_DIR}/client/include ${CMAKE_CURRENT_BINARY_DIR}/old_cxx.cpp)

@@ -1,4 +1,4 @@
-// What libepd.so is from outside: its exported symbols, what it links, its names for things.
+// libepd.so seen from outside: its exported symbols, what it links, its names for things.
 #include "epd/epd.h"
 
 #include <gtest/gtest.h>

@@ -1,4 +1,4 @@
-// What a group takes, told by libepd before it is joined.
+// The memory of a group, as libepd tells it before the group is joined.
 #include "client_fixture.h"
 #include "epd/epd.hpp"
 #include "proto/arena.h"

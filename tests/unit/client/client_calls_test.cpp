@@ -115,7 +115,8 @@ TEST_F(ClientCalls, KeptHandlesTakeRecordsAndGiveThemBack) {
   EXPECT_EQ(last_call().route, 4u);
 }
 
-// Whoever gives a handle back while a call uses its record, would have that overwritten under the call.
+// If a handle could be given back while a call uses its record, the record would be overwritten under the
+// call.
 TEST_F(ClientCalls, AHandleThatACallUsesIsNotGivenBack) {
   epd_dispatch_args_t keep = dispatch_args(0);
   keep.keep_handle = 1;
@@ -242,7 +243,7 @@ TEST_F(ClientCalls, ACallOfTheHostThatCantBeMadeLeavesNothing) {
 
 // ---- the bell -------------------------------------------------------------------------------------
 
-// Whoever waits for the bell looks into the rings once.
+// A reader that waits for the bell looks into the rings once.
 TEST(StreamWords, TheBellIsSetWhenTheCallIsWhole) {
   struct AtTheBell : ordered::Player {
     explicit AtTheBell(const abi::CallWords& at) : words(at) { ordered::player = this; }
@@ -422,7 +423,7 @@ TEST_F(ClientCalls, HooksAreCalledAtTheEnd) {
     EXPECT_EQ(seen.calls, i);
     EXPECT_EQ(seen.result.num_recv_rows, 5u);
   }
-  // Of a group that is left.
+  // A call of a group that is left ends too.
   ASSERT_EQ(dispatch_in(EPD_NO_STREAM, dispatch_args(0)), EPD_OK) << epd_last_error();
   ASSERT_EQ(epd_ticket_on_complete(group_, ticket_, hook, &seen), EPD_OK) << epd_last_error();
   epd_group_leave(group_);
@@ -518,8 +519,8 @@ TEST_F(ClientCalls, MemopWaitsAreForTheFlagOfSlotAndKind) {
   EXPECT_EQ(cuda_.stuck(other_), 0u);
 }
 
-// What a graph would refuse: anything but kernels and memory operations in the stream, or another question to
-// it than whether it captures.
+// A graph would refuse anything but kernels and memory operations in the stream, or another question to it
+// than whether it captures.
 TEST_F(ClientCalls, AStreamThatCapturesMayBeUsed) {
   for (const epd_wait_by_t by : {EPD_WAIT_BY_KERNEL, EPD_WAIT_BY_MEMOP}) {
     if (by == EPD_WAIT_BY_MEMOP) use_memop_waits();
@@ -592,7 +593,7 @@ TEST_F(ClientCalls, EachReplayHasAResult) {
   cuda_.set_current(nullptr);
 }
 
-// Whatever comes first may take all of its time, and there may be one on each slot.
+// Earlier calls may take all of their time, and there may be one on each slot.
 TEST_F(ClientCalls, AKernelGivesUpAfterAllDeadlines) {
   epd_dispatch_args_t args = dispatch_args(0);
   args.timeout_ms = 100'000;

@@ -268,7 +268,7 @@ TEST_F(ClientCudaBindings, FreedMemoryIsNotRegisteredAnyMore) {
   detach();
 }
 
-// Whatever the reason, the call goes on, and the next ones ask no more for a while.
+// The call continues for any reason, and the next ones ask no more for a while.
 TEST_F(ClientCudaBindings, WhatTheEnginesCannotMapIsCopied) {
   for (const StatusCode why : {StatusCode::kInvalidArgument, StatusCode::kResourceExhausted}) {
     FakeSettings settings = cuda_settings();

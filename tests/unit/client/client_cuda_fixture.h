@@ -28,8 +28,8 @@ inline constexpr bool kHasKernels =
     false;
 #endif
 
-// What the engine's kernels do, the tests do. No engine ever hears of a call. The streams wait as they do by
-// default.
+// The tests do the work of the engine's kernels. No engine ever hears of a call. The streams wait as they do
+// by default.
 class ClientCudaBase : public ::testing::Test {
  protected:
   void SetUp() override {
@@ -85,7 +85,7 @@ class ClientCudaBase : public ::testing::Test {
     for (const std::uint64_t word : packed.words) EXPECT_EQ(word >> 32, std::uint32_t{number + 1});
     return abi::unpack(packed);
   }
-  // What the engine's kernel tells of a call's end.
+  // The engine's kernel reports the end of a call like this.
   void tell_result(const abi::Call& call, abi::CallEnding ending = abi::CallEnding::kCarriedOut) {
     abi::CallResult& place = member_->results().places[abi::place_of(call.result)];
     std::uint32_t& runs = runs_[call.result];
@@ -94,13 +94,13 @@ class ClientCudaBase : public ::testing::Test {
     for (std::uint32_t i = 0; i < abi::CallResult::kWords; ++i)
       std::atomic_ref(place.words[i]).store(std::uint64_t{writing_} << 32 | values[i]);
   }
-  // Of the oldest of the host's.
+  // Ends the oldest of the host's calls.
   void end_host_call(abi::CallEnding ending = abi::CallEnding::kCarriedOut) {
     abi::Results& results = member_->results();
     tell_result(host_call_at(results.host_ended), ending);
     std::atomic_ref(results.host_ended).fetch_add(1);
   }
-  // What the engine's kernel does with the oldest one that it has not ended.
+  // The engine's kernel ends the oldest call that has not ended like this.
   void end_call(bool well = true) {
     const abi::Call call = call_at(words().done);
     tell_result(call, well ? abi::CallEnding::kCarriedOut : abi::CallEnding::kFailed);
@@ -141,7 +141,7 @@ class ClientCudaBase : public ::testing::Test {
   epd_wait_by_t wait_by_ = EPD_WAIT_BY_MEMOP;
 };
 
-// What holds by whatever a stream waits.
+// Tests of these hold for every way in which a stream waits.
 class ClientCuda : public ClientCudaBase, public ::testing::WithParamInterface<epd_wait_by_t> {
  protected:
   void SetUp() override {

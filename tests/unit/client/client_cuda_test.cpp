@@ -1,4 +1,4 @@
-// The client library on a GPU: memory, streams that must go on, attaching.
+// The client library on a GPU: memory, streams that must continue, attaching.
 #include "client_cuda_fixture.h"
 
 #include <cstdlib>
@@ -67,7 +67,7 @@ TEST_P(ClientCuda, TheDaemonsDeathReleasesTheStreams) {
   EXPECT_TRUE(cuda_.await_idle(stream_));
   EXPECT_TRUE(cuda_.await_idle(other_));
   EXPECT_EQ(epd_ticket_wait(group_, first, EPD_FOREVER, nullptr), EPD_DAEMON_LOST);
-  // Whoever begins to wait now does not wait at all.
+  // A stream that begins to wait now does not wait at all.
   ASSERT_EQ(epd_ticket_wait_on_stream(group_, second, stream_), EPD_OK) << epd_last_error();
   EXPECT_TRUE(cuda_.await_idle(stream_));
   epd_ticket_t refused = 0;

@@ -21,7 +21,7 @@ TEST_F(ClientOps, DaemonDeathEndsAllWaits) {
   EXPECT_EQ(epd_noop(group_, 2, EPD_NO_STREAM, &ticket), EPD_DAEMON_LOST);
   EXPECT_EQ(epd_session_check(session_), EPD_DAEMON_LOST);
   EXPECT_EQ(epd_group_resume(group_, 1000, nullptr), EPD_DAEMON_LOST);
-  // What was mapped stays usable: no SIGBUS, no fault.
+  // Mapped memory stays usable: no SIGBUS, no fault.
   epd_buffers_t buffers;
   epd_buffers_init(&buffers);
   ASSERT_EQ(epd_group_buffers(group_, 0, &buffers), EPD_OK);

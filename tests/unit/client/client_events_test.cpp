@@ -76,7 +76,7 @@ TEST_F(ClientEvents, ADeferredOperationHasItsEventFromItsFirstWaitOn) {
   EXPECT_EQ(query(event), CUDA_SUCCESS);
 }
 
-// A wait that was enqueued before is not affected: its stream goes on with the first operation's end.
+// A wait that was enqueued before is not affected: its stream continues with the first operation's end.
 TEST_F(ClientEvents, TheSlotsNextOperationTakesTheEventOver) {
   const epd_ticket_t first = submitted(0);
   const CUevent event = event_of(first);
@@ -93,7 +93,7 @@ TEST_F(ClientEvents, TheSlotsNextOperationTakesTheEventOver) {
   EXPECT_EQ(query(event), CUDA_SUCCESS);
 }
 
-// The event of an operation with memory of the caller's is recorded behind the copies of its outputs.
+// The event of an operation with memory of the caller's is recorded after the copies of its outputs.
 TEST_F(ClientEvents, OtherStreamsWaitForOutputsByTheEvent) {
   epd_memory_t memory;
   epd_handle_t handle = 0;
@@ -179,7 +179,7 @@ TEST_F(ClientEvents, TheDriversErrors) {
   cuda_.fail("cuEventCreate", CUDA_SUCCESS);
 }
 
-// What is recorded there would belong to the graph.
+// An event that is recorded there would belong to the graph.
 TEST_F(ClientEvents, CapturedOperationsHaveNone) {
   CUgraph graph = nullptr;
   cuda_.set_current(cuda_.context());

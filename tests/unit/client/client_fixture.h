@@ -80,7 +80,7 @@ class ClientTest : public ::testing::Test {
   epd_status_t wait(epd_ticket_t ticket, epd_result_t* result = nullptr, std::int32_t timeout_ms = 20'000) {
     return epd_ticket_wait(group_, ticket, timeout_ms, result);
   }
-  // With a scripted engine: lets it complete, and retires the ticket.
+  // For a scripted engine: lets it complete, and retires the ticket.
   void wait_completed(epd_ticket_t ticket) {
     const auto call = daemon_.next_call();
     ASSERT_TRUE(call.has_value());

@@ -131,7 +131,7 @@ TEST_F(ClientHandles, AKeptHandleStaysTakenThoughItsDispatchFails) {
   ASSERT_EQ(combine(3, kept[0], &again), EPD_OK) << "of before the break";
 }
 
-// The group goes on before this client hears what became of its old call.
+// The group continues before this client hears what became of its old call.
 TEST_F(ClientHandles, ACallOfAnOldEpochUsesItsRecordNoMore) {
   epd_handle_t handle = 0;
   const epd_ticket_t late = keep(0, &handle);

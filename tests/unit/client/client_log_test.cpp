@@ -1,4 +1,4 @@
-// What libepd writes on standard error when nobody reads it any more.
+// libepd's lines on standard error when nobody reads it any more.
 #include "log.h"
 
 #include <gtest/gtest.h>

@@ -103,7 +103,7 @@ int in_child(const std::function<int()>& body) {
   if (!(condition)) return __LINE__ % 200 + 1
 
 TEST_F(ClientOps, AForkedChildIsToldAndTakesNothingAlong) {
-  // With the library's thread, which the child does not have.
+  // The hook starts the library's thread, which the child does not have.
   std::promise<void> ran;
   const epd_ticket_t hooked = dispatch(0);
   ASSERT_EQ(

@@ -1,4 +1,4 @@
-// What the client library says of the ranks of its group: the mask that kernels read, and what each was
+// The client library's view of the ranks of its group: the mask that kernels read, and how long each was
 // waited for, with a scripted engine.
 #include "client_fixture.h"
 

@@ -125,7 +125,7 @@ TEST_F(ClientRequests, AJoinThatIsAnsweredTooLateIsLeftAgain) {
   EXPECT_EQ(again.status, EPD_OK) << again.text;
 }
 
-// What could not even be sent costs nothing but the call.
+// A request that could not even be sent costs nothing but the call.
 TEST_F(ClientRequests, ADaemonThatReadsNothingCostsTheCallsTheirDeadlineAndNothingElse) {
   FakeSettings settings;
   settings.deaf = true;

@@ -120,7 +120,7 @@ TEST_F(ClientRestore, ANewcomerHasNoTokensUnderHandlesOfBefore) {
   EXPECT_EQ(epd_dispatch(newcomer, &args, EPD_NO_STREAM, &ticket, nullptr), EPD_OK) << epd_last_error();
 }
 
-// It could not go on where the group was at a combine: it has no handle.
+// It could not continue where the group was at a combine: it has no handle.
 TEST_F(ClientRestore, ANewcomerCombinesWhatWasDispatchedBeforeUnderHandle0) {
   epd_ticket_t ticket = 0;
   EXPECT_EQ(combine(0, 0, &ticket), EPD_NOT_FOUND) << "this rank has been there from the start";

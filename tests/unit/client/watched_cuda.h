@@ -70,7 +70,7 @@ class WatchedCuda : private fake_cuda::Watcher {
   // The library may leave so many behind.
   void allow_streams(std::size_t count) { allowed_streams_ = count; }
 
-  // ---- what the library did. All that can go on by itself has been done by then ----
+  // ---- the library's calls. All that can continue by itself has been done by then ----
   std::vector<StreamOp> enqueued(CUstream stream) const;
   std::size_t enqueued_anywhere() const;
   std::size_t launches() const;              // of kernels
@@ -91,7 +91,7 @@ class WatchedCuda : private fake_cuda::Watcher {
   void makes_stream(unsigned flags, int priority) override;
   void sets_attribute(const char* kernel, CUfunction_attribute which, int value) override;
   std::vector<StreamOp> ops_of(const fake_cuda::StreamCall& call);
-  // Of a kernel: whether it is only to be loaded.
+  // For a kernel: whether it is only to be loaded.
   bool is_loading(const fake_cuda::StreamCall& call);
   static fake_cuda::Holdings holdings();
 

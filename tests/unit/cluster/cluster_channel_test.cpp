@@ -24,7 +24,7 @@ class ChannelPair : public testing::Test {
     ASSERT_TRUE(b.opened(of_a, now).ok());
     ASSERT_TRUE(a.opened(b.received(), now).ok());
   }
-  // What `from` sends at once, delivered.
+  // Delivers everything that `from` sends at once.
   std::vector<std::string> carry(Channel& from, Channel& to, std::uint64_t now = 0) {
     std::vector<std::string> payloads;
     while (auto envelope = from.next(now)) {
@@ -159,7 +159,7 @@ class RandomLife {
   }
 
  private:
-  // What travels: the two openings, then envelopes.
+  // The items that travel: the two openings, then envelopes.
   struct Item {
     std::optional<v1::ChannelMessage> envelope;
     std::uint64_t received = 0;  // of an opening
@@ -197,7 +197,7 @@ class RandomLife {
     said_[end].push_back(std::move(text));
   }
 
-  // A part of what is under way arrives, nothing that follows; each end notices it or goes on writing.
+  // A part of what is under way arrives, nothing that follows; each end notices it or continues to write.
   void break_stream() {
     stream_.cut = true;
     for (auto& wire : stream_.wire) wire.resize(below(wire.size() + 1));
@@ -205,7 +205,8 @@ class RandomLife {
     if (below(2) == 0) ends_[1].closed();
   }
 
-  // By the left end. The right end believes in the stream before until it reads the opening.
+  // The left end opens the stream again. The right end believes in the stream before until it reads the
+  // opening.
   void reopen() {
     ends_[0].closed();
     stream_ = {};

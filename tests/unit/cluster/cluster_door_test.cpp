@@ -229,7 +229,7 @@ TEST_F(ClusterDoor, ASecondStreamEndsTheConnectionAndItsCertificateWaits) {
   EXPECT_TRUE(open_stream(connect("127.0.0.1"), "node-y").ok());
 }
 
-// What a node says comes through as it is, however much it is.
+// Frames of a node come through as they are, however long they are.
 TEST_F(ClusterDoor, FramesAreCarriedWhole) {
   open(8, 64);
   const UniqueFd node = connect("127.0.0.1");

@@ -56,7 +56,7 @@ inline constexpr std::uint32_t kTimeoutMs = 2'000;
 inline constexpr std::uint32_t kHeartbeatMs = 100;
 inline constexpr std::uint32_t kOrphanMs = 10'000;
 
-// What a node has beside its side: its agent, one engine that does at once what it is told, and clients.
+// The parts of a node beside its side: its agent, one engine that obeys at once, and clients.
 class TestNode {
  public:
   struct Known {

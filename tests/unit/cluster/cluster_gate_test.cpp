@@ -26,7 +26,7 @@ class ClusterGate : public testing::Test {
     grpc_.reset(pair[0]);
     gate_.emplace(clock_, connection_.get(), UniqueFd(pair[1]));
   }
-  // The node sends as much as there is room for.
+  // The node sends as much as the socket takes.
   void send(std::size_t& left) {
     static const std::string bytes(64 << 10, 'x');
     while (left > 0) {
@@ -36,7 +36,7 @@ class ClusterGate : public testing::Test {
     }
   }
   Gate::State carry() { return gate_->carry(0, Gate::kForFrame); }
-  // What gRPC reads of what is there.
+  // gRPC reads the bytes that are there.
   std::size_t read() {
     std::array<char, 64 << 10> bytes;
     std::size_t size = 0;

@@ -155,7 +155,7 @@ TEST_F(ClusterGroups, ACoordinatorThatRestartsTakesItsGroupsBack) {
 TEST_F(ClusterGroups, ASupersededCoordinatorIsReplaced) {
   agent("node-b", 'B');
   step(kTimeoutMs + 200);
-  // The own agent has obeyed another coordinator, of which nobody here knew.
+  // The own agent has obeyed another coordinator, which nobody here knew.
   membership::Agent& own = node("node-a").agent;
   own.channel_began();
   for (const membership::ToCoordinator& message : own.take_messages()) {
@@ -255,7 +255,7 @@ TEST_F(ClusterGroups, TheTermOfACoordinatorThatListensIsNotRaisedByItsNodes) {
   EXPECT_TRUE(node("node-b").agent.attached());
 }
 
-// What it says is no agent's: its node is lost, since the channel can't go on without that; nobody else is.
+// The event is no agent's: its node is lost, since the channel can't continue without that; nobody else is.
 TEST_F(ClusterGroups, AnIllegalEventIsItsNodesEnd) {
   agent("node-b", 'B');
   step(kTimeoutMs + 200);

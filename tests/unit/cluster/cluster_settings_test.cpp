@@ -153,7 +153,7 @@ TEST_F(ClusterSettings, DefaultsAreFilledIn) {
   EXPECT_FALSE(completed->coordinates());
 }
 
-// Whatever their spelling: hosts are compared as text, and wildcards found.
+// Hosts are compared as text, and wildcards found, in any spelling.
 TEST_F(ClusterSettings, AddressesAreTheSameInAnySpelling) {
   settings_.listen = "[0::0]:7410";
   settings_.advertise = "[::ffff:10.0.0.1]:7410";
@@ -328,7 +328,7 @@ TEST_F(ClusterSettings, InsecureIsForLoopbackAlone) {
   expect_says(refusal([&](Settings& s) { s.insecure = true; }), "only without cluster.tls_ca");
 }
 
-// What deploy/test-ca.sh says, and with which status it ends.
+// The output of deploy/test-ca.sh, and its exit status.
 TEST(TestCa, WrongUsageIsToldWithWhatIsAllowed) {
   for (const auto& [arguments, said] :
        {std::pair("--days x /tmp/none a", "--days is \"x\"; allowed: 0..99999"),
@@ -424,7 +424,7 @@ TEST_F(ClusterGoodFiles, NewOnesAreTakenUpTogether) {
   EXPECT_NE(after.st_mtime, before.st_mtime) << "gRPC must see that it has changed between two reads";
 }
 
-// A renewal left no trace: only files that were not good were logged.
+// A renewal left no trace: only invalid files were logged.
 TEST_F(ClusterGoodFiles, ARenewalIsSaidAndMovesTheExpiry) {
   const std::int64_t expires = files_->expires_unix_s();
   EXPECT_NEAR(static_cast<double>(expires - std::time(nullptr)), 90 * 86'400.0, 600);

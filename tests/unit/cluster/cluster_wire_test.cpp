@@ -23,7 +23,7 @@ class Filler {
     fields(*this, v);
     return v;
   }
-  // With that alternative of its choice; false: there is none.
+  // Takes that alternative for its choice; false: there is none.
   template <typename Value>
   bool value(Value& v, std::size_t alternative) {
     wanted_ = alternative;
@@ -134,7 +134,7 @@ Result<Message> heard(const std::string& bytes) {
   return message;
 }
 
-// What is said is heard, also when protobuf's own code has read and written it.
+// A message is heard as it was said, also when protobuf's own code has read and written it.
 template <typename Message>
 void expect_round_trip(const Message& message) {
   auto other = parsed(message);
@@ -327,7 +327,7 @@ TEST(ClusterWire, MessagesAreJudged) {
           std::to_string(start.group.shape.num_ranks) + ", in their order");
 }
 
-// Whatever the bytes are: refused, or a message that can be said again.
+// Any bytes are refused, or give a message that can be said again.
 template <typename Message>
 void mutate(Filler& random, const Message& message, int rounds) {
   const std::string good = bytes_of(message);

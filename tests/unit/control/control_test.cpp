@@ -59,8 +59,7 @@ TEST_F(ControlTest, ListsArrivePreciselyAsTheSupervisorHasFilledThem) {
   expect_same(call(*stub, &v1::Control::Stub::GetConfig, {}, config), config, filled.config);
 }
 
-// Whoever could open the socket could drain the daemon.
-// Of all groups at once they may be more than a client takes.
+// The waits of all groups at once may be more than a client takes.
 TEST_F(ControlTest, WaitsThatAreTooManyAreRefusedInWords) {
   start();
   facade_.change([](test::FakeControlFacade::Views& views) {

@@ -1,4 +1,4 @@
-// epctl's connection: one for a command, waited for while the daemon's queue is full, made anew after a
+// epctl's connection: one for a command, waited for while the daemon's queue is full, made again after a
 // restart.
 #include "connection.h"
 #include "ctl_fixture.h"

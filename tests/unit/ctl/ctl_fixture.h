@@ -170,7 +170,7 @@ class CtlTest : public ::testing::Test {
   }
   Finished epctl(std::vector<std::string> arguments, const std::vector<std::string>& environment = {}) {
     std::vector<std::string> command{EPCTL_PATH, "--socket", control_};
-    // Of a busy machine nothing is concluded within epctl's own 2 s.
+    // A busy machine may need longer than epctl's own 2 s, which would prove nothing.
     if (!arguments.empty() && arguments[0] != "--timeout-ms")
       command.insert(command.end(), {"--timeout-ms", "20000"});
     command.insert(command.end(), arguments.begin(), arguments.end());

@@ -1,5 +1,4 @@
-// What epctl leaves behind on standard output: a document whatever happens, and never half an answer in
-// silence.
+// epctl's standard output: a document whatever happens, and never half an answer in silence.
 #include "ctl_fixture.h"
 
 namespace epd::ctl {

@@ -283,7 +283,7 @@ TEST_F(CtlTest, DoctorFindsAnEngineThatHangsAndARefusedReload) {
   EXPECT_TRUE(text.says("-> its engine (pid 4242) hangs")) << text.out;
 }
 
-// Of engines and clients it was said.
+// A stopped engine or client was already named.
 TEST_F(CtlTest, AStoppedDaemonWasOnlySaidNotToAnswer) {
   start_server();
   server_->signal(SIGSTOP);

@@ -376,7 +376,7 @@ TEST_F(CtlTest, SettingsThatCannotBeAreRefusedWithWhatIsAllowed) {
   EXPECT_TRUE(refused.complains("INVALID_ARGUMENT: sms is 99; allowed: 1..8")) << refused.err;
 }
 
-// What bash offers for a line that ends at the cursor.
+// The words that bash offers for a line that ends at the cursor.
 std::string bash_offers(const std::string& line) {
   const std::string epctl_path = EPCTL_PATH;
   const std::string program = "source <(" + epctl_path +

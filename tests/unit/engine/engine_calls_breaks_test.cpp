@@ -31,7 +31,7 @@ TEST_P(EngineCallsBreaksTest, ABadChoiceBreaksTheGroupAndCallsAreDiscardedUntilI
   EXPECT_EQ(ringers_[1].end(bad).ending, abi::CallEnding::kFailed);
   EXPECT_EQ(ringers_[1].end(after).ending, abi::CallEnding::kDiscarded);
   EXPECT_EQ(next_, 2u);
-  // Of an epoch that has gone.
+  // This call is of an epoch that has gone.
   const std::uint32_t late = ringers_[0].ring(dispatch_on(0), 0, group_->epoch - 1);
   EXPECT_TRUE(ringers_[0].ended(late));
   EXPECT_EQ(ringers_[0].failed(), 2u);
@@ -151,7 +151,8 @@ TEST_P(EngineCallsBreaksTest, ALostGroupCompletesWhatAllHaveBegun) {
   }
 }
 
-// What a host device has begun is known, and so is what all ranks have begun. A GPU's is not.
+// The engine knows which calls a host device has begun, and so which all ranks have begun. A GPU's are not
+// known.
 TEST_P(EngineCallsBreaksTest, ALostGroupDoesNotWaitForWhoDoesNotCome) {
   run_and_check(0);
   const std::uint32_t alone = ringers_[0].ring(dispatch_on(1), 0, group_->epoch);

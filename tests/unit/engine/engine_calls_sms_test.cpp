@@ -62,7 +62,7 @@ TEST_F(EngineCallsSmsTest, AnOperationHasAllSmsThatAreSetAndNothingFitsBesideIt)
   EXPECT_TRUE(comes([&] { return kernels_.on(1).empty(); })) << "nothing stays";
 }
 
-// Ranks 0 and 2. Whoever asks first may get more.
+// Ranks 0 and 2. The first to ask may get more.
 TEST_F(EngineCallsSmsTest, OperationsOfADeviceHaveNoMoreSmsThanAreSetAndNoFewerThanGuaranteed) {
   for (const std::uint32_t sms : {40u, 6u, 2u}) {
     set_sms(sms);

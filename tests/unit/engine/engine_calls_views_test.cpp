@@ -1,4 +1,4 @@
-// What the engine's page shows of calls that are enqueued and have not ended.
+// The engine's page shows calls that are enqueued and have not ended.
 #include "engine_fixture.h"
 
 #include <gtest/gtest.h>
@@ -7,7 +7,7 @@
 namespace epd::test {
 namespace {
 
-// What a rank's engine shows of it.
+// A call as its rank's engine shows it.
 struct Shown {
   std::uint64_t ticket, session_id, group_id, op_index, epoch;
   Op op;
@@ -36,7 +36,7 @@ class EngineCallsViewsTest : public EngineFixture {
     for (EngineThread* engine : engine_view_) pages_.push_back(map_page(*engine));
   }
 
-  // Of a rank, by number of the call.
+  // The calls of a rank, by number of the call.
   std::vector<Shown> shown(std::uint32_t rank) const { return shown_in(pages_[rank % 2], rank); }
   bool comes_to_show(std::uint32_t rank, std::size_t count) {
     return comes([&] { return shown(rank).size() == count; });
@@ -233,7 +233,7 @@ TEST_P(EngineWaits, NameTheRankThatHasNotArrived) {
   EXPECT_TRUE(comes_to(0, abi::OpStage::kWaitArrived, 1));
 }
 
-// What lies behind another has not begun. A look that was begun before it was seen says nothing of it.
+// A call after another has not begun. A poll that was begun before it was seen says nothing of it.
 TEST_P(EngineWaits, WhatWaitsForAnEarlierOneIsPlanning) {
   ask_of(0, Op::kDispatch, 0);
   ASSERT_TRUE(waits_for_rank_1());
@@ -246,7 +246,7 @@ TEST_P(EngineWaits, WhatWaitsForAnEarlierOneIsPlanning) {
   EXPECT_EQ(all[1].waiting_for, -1);
 }
 
-// What is shown is of the epoch: signals of the one before are older.
+// The calls that are shown are of the epoch: signals of the one before are older.
 TEST_P(EngineWaits, TheNextEpochIsShownAnew) {
   for (int i = 0; i < 3; ++i) {
     ask_of(0, Op::kDispatch, 0);
@@ -256,7 +256,7 @@ TEST_P(EngineWaits, TheNextEpochIsShownAnew) {
   }
 }
 
-// Whoever asks: a dispatch counts the rows that a rank has received, a combine those that it has given back.
+// A dispatch counts the rows that a rank has received, a combine those that it has given back, whoever asks.
 TEST_P(EngineWaits, BytesAreThoseOfTheRowsReceived) {
   std::vector<std::uint64_t> rows(kRanks);
   for (std::uint32_t i = 0; i < 4; ++i) {
@@ -285,7 +285,7 @@ TEST_P(EngineWaits, BytesAreThoseOfTheRowsReceived) {
   }
 }
 
-// Of dispatches and combines; one of them has waited for another rank.
+// The times of dispatches and combines; one of them has waited for another rank.
 TEST_P(EngineWaits, TimesCountFromWhereTheDeviceBegan) {
   for (std::uint32_t i = 0; i < 3; ++i) run_and_check(i % kShape.depth);
   ask_of(0, Op::kDispatch, 1);

@@ -158,7 +158,7 @@ class EngineFixture : public ::testing::Test {
     }
     return answers;
   }
-  // What was delivered.
+  // Checks the rows that were delivered.
   void check_rows(std::uint32_t slot, const std::vector<reference::RankInput>& inputs) {
     const auto expected = reference::dispatch(params(), inputs);
     for (std::uint32_t rank = 0; rank < kRanks; ++rank) {
@@ -187,7 +187,7 @@ class EngineFixture : public ::testing::Test {
         << session(rank).b().message;
   }
 
-  // Of this epoch.
+  // The number in tags of this epoch.
   std::uint64_t in_tags(std::uint64_t index) const { return index - abi::tag_base(group_->resume_index); }
 
   // Waits until `rank` has told `peer`, which may be itself, that it takes part in an operation of this
@@ -242,7 +242,7 @@ class EngineFixture : public ::testing::Test {
     for (EngineThread* engine : engine_view_) ASSERT_TRUE(engine->expect(LinkType::kResumed).has_value());
   }
 
-  // What rank `at` was told of a call of the rank for an operation: it has called it, or not.
+  // Whether rank `at` was told that the rank has called an operation, or has not.
   bool tells_call(std::uint32_t rank, std::uint64_t index, std::uint32_t at, bool called = true) {
     const abi::ExchangeArenaLayout layout(kShape);
     const Mapping exchange = group_->map_exchange(at);
@@ -277,7 +277,8 @@ class EngineFixture : public ::testing::Test {
       std::atomic_ref(lines(layout.arrived)[each].tag).store(tag);
   }
 
-  // After it has been stopped. All go on from where its rank's board says: the others have come as far.
+  // Starts the engine after it has been stopped. All continue from where its rank's board says: the others
+  // have come as far.
   void start_engine_1_again() {
     break_without_engine_1();
     ASSERT_FALSE(HasFatalFailure());
@@ -305,7 +306,7 @@ class EngineFixture : public ::testing::Test {
   static Mapping map_page(const EngineThread& engine) {
     return Mapping::map(engine.page().get(), sizeof(abi::EnginePage), Access::kReadOnly).value();
   }
-  // Of a host device no stream waits.
+  // No stream waits on a host device.
   bool is_closed(std::uint32_t rank) {
     if (on_host()) return true;
     abi::CallWords& words = group_->words(rank);
@@ -342,7 +343,7 @@ class EngineFixture : public ::testing::Test {
   std::vector<std::uint32_t> by_stream_;
 };
 
-// What is the same on devices of each kind.
+// Tests of these hold on devices of each kind.
 class EngineOfEachKind : public EngineFixture, public ::testing::WithParamInterface<const char*> {
  protected:
   EngineOfEachKind() : EngineFixture(GetParam()) {}

@@ -1,4 +1,4 @@
-// What an engine finds and does that comes after another.
+// An engine that comes after another: what it finds, and what it does.
 
 #include "engine_fixture.h"
 
@@ -9,7 +9,7 @@ namespace {
 
 class EngineRestartTest : public EngineOfEachKind {
  protected:
-  // A dispatch and its combine, of which engine 1's board tells neither when it ends: the first has ended for
+  // A dispatch and its combine that engine 1's board does not show when it ends: the first has ended for
   // sure.
   void unseen_round() {
     const std::uint32_t slot = random_() % kShape.depth;
@@ -57,7 +57,7 @@ TEST_P(EngineRestartTest, AnotherEngineKnowsWhatIsOnNoBoard) {
   unseen_round();
 }
 
-// The same as tags begin anew.
+// The same as tags begin again.
 class EngineRestartNearWrapTest : public EngineRestartTest {
  protected:
   EngineRestartNearWrapTest() { first_op_ = 2 * abi::kTagRound - random_() % 10; }
@@ -83,7 +83,7 @@ TEST_P(EngineRestartTest, AnotherEngineTakesNothingFromEarlierEpochs) {
   for (std::uint32_t i = 0; i < 4; ++i) run_and_check(i % kShape.depth);
 }
 
-// Whoever is refused between kResume and the first operation asks the board at once which epoch it is.
+// A client that is refused between kResume and the first operation asks the board at once which epoch it is.
 TEST_P(EngineRestartTest, BoardsSayThatTheGroupIsBrokenUntilItGoesOn) {
   run_and_check(0);
   ASSERT_EQ(engines_[1]->stop(), 0);

@@ -1,4 +1,4 @@
-// Groups whose operations are numbered near the places where tags begin anew (proto/README, "Numbers that
+// Groups whose operations are numbered near the places where tags begin again (proto/README, "Numbers that
 // wrap").
 
 #include "engine_fixture.h"
@@ -39,7 +39,7 @@ TEST_P(EngineWrapsTest, OperationsGoOnPastFortyBits) {
       << group_->board(0).next_index.load() << ", not " << first_op_ + 16;
 }
 
-// What stands in the records was counted from another base.
+// The numbers in the records were counted from another base.
 TEST_P(EngineWrapsTest, RoutingsOutliveABreakAfterWhichTagsBeginAnew) {
   for (std::uint32_t i = 0; i < 3; ++i) run_and_check(i % kShape.depth);
   const auto inputs = fill(1);

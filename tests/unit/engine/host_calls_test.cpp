@@ -224,7 +224,7 @@ TEST_F(HostCallsTest, TheDeadlineNamesTheRankThatIsAwaited) {
   EXPECT_EQ(entries[0].result.failed_rank, 1);
 }
 
-// A halt ends the operation wherever it is, and the next epoch begins it anew.
+// A halt ends the operation wherever it is, and the next epoch begins it again.
 TEST_F(HostCallsTest, AreHaltedAtEachStepAndResumed) {
   bool whole = false;
   for (int steps = 0; !whole; ++steps) {

@@ -18,7 +18,7 @@ using device::HostOperation;
 using device::HostPlan;
 using device::HostPlans;
 
-// Of so many choices that few routings are kept.
+// The group has so many choices that few routings are kept.
 constexpr abi::GroupShape kLarge = [] {
   abi::GroupShape shape = kShape;
   shape.num_ranks = 1;

@@ -1,5 +1,5 @@
-// What an operation of a host counts of its waits: by the times that the other ranks have given their
-// signals, however late it looks.
+// An operation of a host counts its waits by the times at which the other ranks have given their signals,
+// however late it looks.
 #include "host_operation.h"
 #include "host_signals.h"
 
@@ -22,7 +22,7 @@ constexpr std::uint64_t kTag = abi::op_tag(1, 7);
 // Rank 0 is the operation's; the test is the others. No rank has tokens.
 class HostWaitsTest : public ::testing::Test, private OperationPeers {
  protected:
-  // What others write of a rank.
+  // Other ranks write this into a rank's block.
   struct Block {
     std::array<abi::SignalLine, kRanks> ready{};
     std::array<abi::SignalLine, kRanks> arrived{};

@@ -1,4 +1,4 @@
-// What signals in a rank's exchange blocks say of its operations.
+// Signals in a rank's exchange blocks show the state of its operations.
 #include "device/signals.h"
 
 #include <gtest/gtest.h>

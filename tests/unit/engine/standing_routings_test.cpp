@@ -122,7 +122,7 @@ TEST_F(StandingRoutings, WhatStandsIsFoundThoughTagsHaveBegunAnew) {
   expect_standing(abi::kTagRound - 600);
 }
 
-// What kernels have written since the last look counts, not what was read then.
+// The words that kernels have written since the last poll count, not those that it read.
 TEST_F(StandingRoutings, EachLookIsFresh) {
   EXPECT_EQ(look(0)[7].head.handle, 0u);
   const Head head{random_() % 50 + 1, 3, 4, 0, 0, 0};

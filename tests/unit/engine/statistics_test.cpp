@@ -1,4 +1,4 @@
-// What an engine counts: histogram buckets, and the rows of sessions and memberships in its page.
+// The counts of an engine: histogram buckets, and the rows of sessions and memberships in its page.
 #include "proto/statistics.h"
 
 #include "engine_harness.h"

@@ -240,7 +240,7 @@ TEST_F(FakeCudaCallEnds, AnOperationThatFailsIsToldAndHaltsOthers) {
   EXPECT_EQ(other.result.failed_rank, 0);
   calls_->synchronise(1);
   EXPECT_EQ(now(words(1).failed), 1u);
-  // And then both go on.
+  // Then both continue.
   choices(0)[2 * 4 + 1] = 7;
   for (std::uint32_t r = 0; r < 2; ++r) {
     CallWorld::Start again;

@@ -22,7 +22,7 @@ using kernels::RouteState;
 using kernels::Task;
 using kernels::WorkDivision;
 
-// Of main kernels.
+// The CTAs of main kernels.
 inline constexpr unsigned kCtas = 8;
 inline constexpr unsigned kShared = 200 * 1024;
 

@@ -1,4 +1,4 @@
-// What gates promise: no ring of the bell is lost, and whoever may not take a call leaves. On the fake
+// Promises of gates: no ring of the bell is lost, and a gate that may not take a call leaves. On the fake
 // driver.
 #include "fake_cuda/watching.h"
 #include "unit/fake_cuda/fake_cuda_call_world.h"

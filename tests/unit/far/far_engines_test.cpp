@@ -104,8 +104,8 @@ TEST(FarEngines, ABrokenGroupGoesOnInTheNextEpoch) {
   }
 }
 
-// Operations are numbered near the place where tags begin anew (proto/README, "Numbers that wrap"). After the
-// second break they are counted from another base than those that made the routings.
+// Operations are numbered near the place where tags begin again (proto/README, "Numbers that wrap"). After
+// the second break they are counted from another base than those that made the routings.
 TEST(FarEngines, OperationsGoOnWhereTagsBeginAnew) {
   for (std::uint64_t i = 0; i < 8; ++i) {
     std::mt19937 random = random_of(7, i);
@@ -237,7 +237,7 @@ TEST(FarEngines, AGroupWaitsForEachHello) {
   const auto waits = nodes.engine(0).expect(LinkType::kGroupWaits);
   ASSERT_TRUE(waits.has_value());
   EXPECT_STREQ(waits->read<abi::GroupWaits>().value().text, "greeting of host:0 on node-2");
-  // What a client calls too early waits as well.
+  // A call that a client makes too early also waits.
   nodes.call(0, FarStep{});
   EXPECT_FALSE(nodes.engine(0).expect(LinkType::kGroupReady, 200).has_value());
   nodes.begin_engine(1, false);
@@ -388,7 +388,7 @@ TEST(FarEngines, MemoryIsPromisedAtTheStart) {
       nodes.expect_ready(0),
       "RESOURCE_EXHAUSTED: network.max_bytes is 100000; allowed: room for windows and send buffers of all "
       "groups of this engine, which with this one is 8388608");
-  // Whatever a client does now.
+  // The client may do anything now.
   nodes.call(0, FarStep{});
   const auto end = nodes.wait(0, 100);
   EXPECT_TRUE(!end || end->ending != abi::CallEnding::kCarriedOut);

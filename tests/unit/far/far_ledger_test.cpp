@@ -1,4 +1,4 @@
-// What a group counts of each far engine: batches and their bytes on both sides, drops, stalls for credits.
+// A group's counts for each far engine: batches and their bytes on both sides, drops, stalls for credits.
 #include "far_world.h"
 
 #include <gtest/gtest.h>

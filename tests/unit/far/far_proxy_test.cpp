@@ -49,7 +49,7 @@ std::uint64_t number_of(const FarProxy::Event& event) {
   return header.time_ns;
 }
 
-// A transport of which the test sees and holds up some calls.
+// A transport that lets the test see and hold up some calls.
 class Watched final : public WrappedTransport {
  public:
   struct Calls {
@@ -296,7 +296,7 @@ TEST_F(Proxies, FullRingsLoseNothing) {
   const int before = notified;
   calls.held = false;
   ASSERT_TRUE(comes([&] { return notified != before && a->has_news(); }));
-  // The loop takes nothing, and the other side goes on sending.
+  // The loop takes nothing, and the other side continues to send.
   FarProxy::Event event;
   ASSERT_TRUE(comes([&] {
     const std::uint64_t arms = calls.arms;

@@ -168,7 +168,7 @@ TEST_P(FarSeal, AMessageThatIsTheLastAndNeverComesIsNoticed) {
 class FarMac : public FarSeal {};
 INSTANTIATE_TEST_SUITE_P(Check, FarMac, ::testing::Values(FarCheck::kMac));
 
-// Whoever reads the network knows tokens and can make checksums.
+// A reader of the network knows tokens and can make checksums.
 TEST_P(FarMac, NoFieldThatSomebodyChangesPasses) {
   const Sent genuine = sent();
   const std::vector<std::function<void(FarHeader&)>> lies{
@@ -187,7 +187,7 @@ TEST_P(FarMac, NoFieldThatSomebodyChangesPasses) {
   EXPECT_EQ(taken_.size(), 1u);
 }
 
-// With a nonce twice under one key, both codes and so the key's hash could be computed.
+// If a nonce were used twice under one key, both codes and so the key's hash could be computed.
 TEST_P(FarMac, AnEngineThatBeginsAgainHasAnotherKeyAndItsMessagesReplaceThoseBefore) {
   const std::vector<Sent> before{sent(), sent()};
   deliver(before[0]);

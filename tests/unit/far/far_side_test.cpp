@@ -150,7 +150,7 @@ TEST(FarSide, AnotherCheckIsADifference) {
   EXPECT_EQ(b.side->group(5).drops().of(far::Drop::kChecksum), 1u);
 }
 
-// Whoever reads the network can make one, and had groups refused.
+// Any reader of the network can make one, and had groups refused.
 TEST(FarSide, AForgedHelloWithAnotherCheckIsNoDifference) {
   End a(1, 1 << 20, abi::FarCheck::kMac), b(2, 1 << 20, abi::FarCheck::kMac);
   a.begin(1);

@@ -58,7 +58,7 @@ TEST(FarSpan, NodesBeginWithTheOneBehindThem) {
   EXPECT_EQ(list(Span({nodes, {}, 11, 0}).far_nodes()), (Ranks{3, 5, 7}));
 }
 
-// Whatever the view: all nodes agree, a gateway is an active rank of its node, and all ranks are served once.
+// In any view all nodes agree, a gateway is an active rank of its node, and all ranks are served once.
 TEST(FarSpan, AllNodesHaveTheSameTables) {
   std::mt19937 random(20261123);
   for (int round = 0; round < 300; ++round) {

@@ -78,7 +78,7 @@ class World {
     held_[last_hold_] = std::move(memory);
     group(static_cast<std::uint32_t>(to - 100)).received(from, std::as_bytes(std::span(&header, 1)), held);
   }
-  // Of that node's engine.
+  // The ledger of that node's engine.
   Ledger& ledger(std::uint32_t node) { return ledgers_.at(node); }
   std::size_t on_its_way() const { return on_its_way_.size(); }
   void lose_all() { on_its_way_.clear(); }

@@ -12,7 +12,7 @@ if(EPD_CUDA)
 endif()
 epd_suites(kernels_host_test LABEL unit TIMEOUT 300)
 
-# With the range checks of device code.
+# This test has the range checks of device code.
 add_executable(kernels_ranges_test ${CMAKE_CURRENT_LIST_DIR}/kernels_ranges_test.cpp)
 target_compile_definitions(kernels_ranges_test PRIVATE EPD_KERNEL_ASSERTS)
 target_include_directories(kernels_ranges_test PRIVATE ${PROJECT_SOURCE_DIR}/kernels ${CMAKE_CURRENT_SOURCE_DIR}/support)

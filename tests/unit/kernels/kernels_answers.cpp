@@ -33,7 +33,7 @@ class BlockPool {
   std::array<std::uint16_t, 4096> values_{};
 };
 
-// What rank d receives, in rows of no weight.
+// The rows that rank d receives, without weights.
 reference::RankReceived places_at(const Case& c, std::uint32_t rank) {
   reference::GroupParams params = c.params;
   params.payload = reference::Payload::kOpaque;

@@ -19,7 +19,7 @@ std::uint8_t* address(std::uint64_t number) {
   return reinterpret_cast<std::uint8_t*>(number << 40);  // NOLINT
 }
 
-// Of the row formats of the groups below: bf16, a cast, e4m3 with its scales, bf16 again.
+// The row formats of the groups below: bf16, a cast, e4m3 with its scales, bf16 again.
 constexpr std::uint32_t kRowBytes[] = {256, 128, 127, 257};
 constexpr std::uint32_t kFormatWithScales = 2;
 

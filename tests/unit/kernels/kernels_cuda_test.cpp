@@ -73,7 +73,7 @@ TEST(CudaConfigure, DividesWhatThereIs) {
   }
 }
 
-// What kernels do in place of a division.
+// Kernels multiply by these in place of a division.
 TEST(CudaConfigure, ReciprocalsDivide) {
   for (std::uint32_t ranks = 1; ranks <= kMaxRanks; ++ranks) {
     for (const std::uint32_t experts : {1u, 2u, 7u, 32u}) {  // of each rank

@@ -154,7 +154,7 @@ TEST(FarAsks, NoFlippedBitPasses) {
   EXPECT_GT(samples, 4u);
 }
 
-// Whatever an ask says, nothing is stored outside.
+// An ask of random bytes stores nothing outside.
 TEST(FarAsks, RandomBytesHurtNobody) {
   std::uint32_t refused = 0;
   for (std::uint32_t seed = 9200; seed < 9400; ++seed) {
@@ -226,7 +226,7 @@ TEST(FarSums, EveryRecordMustBeTheNextOne) {
   EXPECT_GT(samples, 20u);
 }
 
-// Of a range that has been judged, too: the CRCs are checked when it is merged.
+// This also holds for a range that has been judged: the CRCs are checked when it is merged.
 TEST(FarSums, NoFlippedBitPasses) {
   std::uint32_t samples = 0;
   for (std::uint32_t seed = 9000; seed < 9100; ++seed) {

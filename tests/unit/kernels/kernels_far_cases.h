@@ -41,7 +41,7 @@ struct FarCase {
   // [R] as the ranks of `node` see the others.
   std::vector<std::uint32_t> nodes_seen_from(std::uint32_t node) const;
   std::vector<std::uint8_t> whole_domains() const;
-  // Of the tokens of `source`: one for each node. `piece`: tokens of a step.
+  // The lists of the tokens of `source`, one for each node. `piece`: tokens of a step.
   std::vector<PlanArray<std::uint32_t>> lists(std::uint32_t source, std::uint32_t piece) const;
   // Where the rows of `source` lie at the ranks of `node`, as these have placed them.
   SourcePlaces places(std::uint32_t source, std::uint32_t node) const;

@@ -71,7 +71,7 @@ std::vector<std::int32_t> vector_of(std::span<const std::int32_t> section) {
   return {section.begin(), section.end()};
 }
 
-// Of the whole group's bases those at the ranks of a node.
+// Selects the bases at the ranks of a node from the whole group's.
 std::vector<std::int32_t> at_node(const FarCase& far, std::uint32_t node,
                                   std::span<const std::int32_t> base) {
   std::vector<std::int32_t> there;
@@ -161,7 +161,7 @@ std::vector<std::byte> packed(const FarCase& far, std::uint32_t source, std::uin
   return {records.as<std::byte>(), records.as<std::byte>() + tokens.size() * stride};
 }
 
-// What a gateway needs to forward rows of one source at one node.
+// A gateway that forwards rows of one source at one node.
 struct Gateway {
   Gateway(const FarCase& far, std::uint32_t source, std::uint32_t node, std::vector<Received>& received)
       : places(far.places(source, node)), targets(far.c.params.num_ranks) {
@@ -434,7 +434,7 @@ TEST(FarRecords, NoFlippedBitPasses) {
   EXPECT_GT(samples, 10u);
 }
 
-// Whatever a record says, nothing is stored outside.
+// A record of random bytes stores nothing outside.
 TEST(FarRecords, RandomBytesHurtNobody) {
   std::uint32_t refused = 0;
   for (std::uint32_t seed = 9200; seed < 9500; ++seed) {

@@ -27,7 +27,7 @@ struct World {
   }
 };
 
-// What a gateway needs to serve the asks of one owner.
+// A gateway that serves the asks of one owner.
 struct Gateway {
   Gateway(const World& world, std::uint32_t owner, std::uint32_t node)
       : places(world.far.places(owner, node)),
@@ -70,7 +70,7 @@ struct Sums {
 // Those of all nodes, in batches and at places as chance wants them.
 std::vector<Sums> sums_for(std::mt19937& random, const World& world, std::uint32_t owner);
 
-// What an owner needs to merge, and where it does.
+// The inputs of an owner's merge, and its outputs.
 struct Owner {
   Owner(const World& world, std::uint32_t owner)
       : far(world.far),

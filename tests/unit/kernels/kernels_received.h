@@ -1,11 +1,11 @@
-// What ranks receive in a test, in memory that shows every store outside, and how it is compared.
+// The rows that ranks receive in a test, in memory that shows every store outside, and their comparison.
 #pragma once
 
 #include "kernels_cases.h"
 
 namespace epd::kernels::testing_cases {
 
-// What one destination receives, exactly as large as it must be.
+// The rows that one destination receives, exactly as large as they must be.
 struct Received {
   explicit Received(const Case& c)
       : rows(c.rules.recv_rows),

@@ -78,7 +78,7 @@ RoutingError build(const Shape& shape, const std::vector<std::int64_t>& choices,
   return planner.error();
 }
 
-// What the plan should be, by maps and sets.
+// The expected plan, by maps and sets.
 struct Expected {
   PlanArray<std::uint32_t> begin = {0};
   std::vector<RouteEntry> entries;

@@ -262,7 +262,7 @@ TEST_F(AgentAlone, GroupsWhoseEnginesReachNoOthersEndHereAfterAWhile) {
   EXPECT_EQ(break_text_, "rank 0 was lost: node a has had no coordinator for 10.0 s");
 }
 
-// Of another group, or one that works again, it says nothing any more.
+// It says nothing any more of another group, or of one that works again.
 TEST_F(AgentAlone, GroupsWhoseEnginesReachOthersAgainRunOn) {
   welcome();
   serve();
@@ -439,7 +439,7 @@ TEST_F(AgentAlone, EvictsRanksOfGroupsThatEndHere) {
   EXPECT_EQ(actions().back(), "remove device=0 group=G");
 }
 
-// What was confirmed is carried out, whoever ends the group.
+// A confirmed eviction is carried out, whoever ends the group.
 TEST_F(AgentAlone, AnEvictionIsCarriedOutThoughItsGroupEndsHere) {
   welcome();
   serve();

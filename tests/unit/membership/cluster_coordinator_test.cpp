@@ -402,7 +402,7 @@ TEST_F(CoordinatorAlone, TheAddressOfAnotherNodesEngineIsNone) {
 
 // ---- one coordinator after another
 
-// What two agents report of a group that both serve.
+// The reports of two agents about a group that both serve.
 class Reports : public CoordinatorAlone {
  protected:
   Reports() : CoordinatorAlone(6) {}
@@ -532,7 +532,7 @@ TEST_P(Lies, AreDroppedAndHurtNobodyElse) {
 }
 INSTANTIATE_TEST_SUITE_P(All, Lies, testing::Range<std::size_t>(0, lies().size()));
 
-// A node may raise the term so far that the upper halves of ids begin anew.
+// A node may raise the term so far that the upper halves of ids begin again.
 TEST_F(Reports, AGroupWhoseIdCouldBeOneOfItsOwnGoesOnAndNoOtherGetsItsId) {
   constexpr std::uint64_t kOwn = (std::uint64_t{1} << 63) | (std::uint64_t{6} << 32) | 1;
   for (const std::uint32_t rank : {0u, 1u}) {
@@ -554,7 +554,7 @@ TEST_F(Reports, AGroupWhoseIdCouldBeOneOfItsOwnGoesOnAndNoOtherGetsItsId) {
 
 class Liar : public Reports, public testing::WithParamInterface<std::string> {
  protected:
-  // Before and behind the others by name.
+  // Sorts before or after the others by name.
   std::string liar() const { return GetParam(); }
   // A group of its own, with this number and this id.
   static GroupReport own_group(std::uint32_t number, std::uint64_t id) {

@@ -36,7 +36,7 @@ class HostileNode : public testing::TestWithParam<std::uint64_t> {
   void say(const std::string& node, const Event& event) {
     coordinator_.handle(node, {coordinator_.term(), Told{event}});
   }
-  // What a and b are to do; c carries out nothing.
+  // The actions for a and b; c carries out nothing.
   Actions take() {
     Actions actions;
     for (Coordinator::Sent& sent : coordinator_.take_messages()) {
@@ -180,8 +180,7 @@ class HostileNode : public testing::TestWithParam<std::uint64_t> {
     for (std::size_t i = below(3); i > 0; --i) message.engines.push_back({any32(), "address"});
     return {0, message};
   }
-  // What the hostile node has been asked for is answered now and then as it should be, so that its groups
-  // come far.
+  // Requests to the hostile node are answered correctly now and then, so that its groups come far.
   void answer_rightly() {
     for (const auto& [id, group] : coordinator_.groups()) {
       if (id == group_ || below(3) != 0) continue;
@@ -239,7 +238,7 @@ TEST_P(HostileNode, DoesNotHurtTheGroupOfTwoOthers) {
     for (const auto& [id, other] : coordinator_.groups()) phases[other.phase()] += id != group_ ? 1 : 0;
   }
   EXPECT_GE(phases.size(), 2u) << "its own groups have not come far";
-  // The others break and go on as if it were not there.
+  // The others break and continue as if it were not there.
   say("a", EngineDown{{0, 0}, "died", {{group_, 0, 4}}});
   say("a", EngineUp{{0, 0}, "another"});
   say("b", Broken{{0, 0}, {group_, 1, 5}});

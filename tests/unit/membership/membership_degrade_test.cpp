@@ -1,4 +1,4 @@
-// Groups that go on without a lost rank, and take it back.
+// Groups that continue without a lost rank, and take it back.
 #include "membership_fixture.h"
 
 namespace epd::membership {
@@ -625,7 +625,7 @@ class LateRanks : public Degrade {
     r.join.restores = 1;
     return r;
   }
-  // What clients hear.
+  // The answers that clients hear.
   Lines answers() {
     Lines lines = take();
     std::erase_if(lines, [](const std::string& line) {

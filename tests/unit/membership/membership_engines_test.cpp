@@ -233,7 +233,8 @@ TEST_F(Membership, AnUnansweredStopKillsTheEngine) {
             (Lines{"break device=0 group=1 epoch=1 fatal=1 cause=RANK_LOST failed_rank=1 fail_from=0"}));
 }
 
-// The supervisor does not kill a stopped engine. What its rank had submitted can't be known then.
+// The supervisor does not kill a stopped engine. The operations that its rank had submitted can't be known
+// then.
 TEST_F(Membership, AnEngineThatIsStoppedDoesNotKeepTheOthersFromTheFatalBreak) {
   activate(2);
   leave(11, 500, members_.at(11));
