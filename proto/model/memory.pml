@@ -1,6 +1,6 @@
 /* Shared memory as weak as C++ allows its stores to be.
  *
- * Whatever a process stores waits in a buffer of its own and reaches memory some time later. A plain or
+ * Each store of a process waits in a buffer of its own and reaches memory some time later. A plain or
  * relaxed store may overtake any other but those to its own word; a release store leaves only when all
  * before it have left, and may itself be overtaken by relaxed ones after it. A load looks at memory at
  * once, so every store, release or not, can be delayed past later loads; only a seq_cst fence waits

@@ -217,8 +217,8 @@ struct FarMergeArgs {
 
 struct FarMerged {
   FarFault fault;            // record: of the batch
+  std::uint32_t node = 0;    // of the fault
   std::uint32_t batch = 0;   // of the fault
-  std::uint32_t batch = 0;   // likewise
   std::uint32_t tokens = 0;  // done: from `begin` on
 };
 

@@ -52,12 +52,9 @@ class Stream : public std::enable_shared_from_this<Stream> {
   std::shared_ptr<Context> context() const { return context_.lock(); }
 
   // Destroyed, or its device has faulted: whoever waits on the stream's thread leaves.
-  The stream's thread no longer works for anybody: it may touch no memory any more.
-      // What the stream's thread does now belongs to nobody: it may touch no memory any more.
-      bool
-      destroyed() const {
-    return destroyed_.load();
-  }
+  bool over() { return destroyed_.load() || device_.check() != CUDA_SUCCESS; }
+  // The stream's thread no longer works for anybody: it may touch no memory any more.
+  bool destroyed() const { return destroyed_.load(); }
   // Work on the stream reached for memory that the device does not reach: the device faults, and stderr says
   // why. Nothing of a destroyed stream faults, whose memory may be gone. Returns false.
   bool fault(const std::string& why);

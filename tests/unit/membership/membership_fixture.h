@@ -1,5 +1,5 @@
-// What the tests of the group protocol share: a registry without processes; events in, actions out, time by
-// hand.
+// The common parts of the tests of the group protocol: a registry without processes; events in, actions out,
+// time by hand.
 #pragma once
 
 #include "membership/registry.h"
@@ -38,7 +38,7 @@ struct FakeMemory {
     EXPECT_TRUE(held.contains({action.group_id, action.rank}));
     to_close.insert({action.engine.device, action.rank});
   }
-  // Of an engine, and if given of a group.
+  // The boards on an engine, and if given of a group.
   std::vector<BoardIndex> boards_on(EngineId engine, std::uint64_t group = 0) const {
     std::vector<BoardIndex> boards;
     for (const auto& key : held) {
@@ -61,7 +61,7 @@ inline GroupShape shape_of(std::uint32_t ranks, LossPolicy policy = LossPolicy::
   return {ranks, ranks * 2, 16, 128, 2, 2, abi::Payload::kBf16, abi::IndexType::kInt32, policy};
 }
 
-// Of a group that may span nodes.
+// The shape of a group that may span nodes.
 inline GroupShape spanning_shape_of(std::uint32_t ranks, LossPolicy policy = LossPolicy::kFailFast) {
   GroupShape shape = shape_of(ranks, policy);
   shape.span = abi::Span::kCluster;
@@ -91,7 +91,7 @@ class Membership : public testing::Test {
     return r;
   }
 
-  // What the node tells.
+  // The node tells an event.
   void handle(const Event& event) {
     registry_.handle(event);
     carry_out();
@@ -120,7 +120,7 @@ class Membership : public testing::Test {
     const EngineId engine{kLocalNode, device};
     handle(EngineDown{engine, text, memory_.boards_on(engine)});
   }
-  // What its engines say.
+  // The node's engines say these.
   void say(std::uint32_t device, const abi::GroupReady& message) {
     const EngineId engine{kLocalNode, device};
     handle(GroupReady{engine, message, memory_.boards_on(engine, message.group_id)});

@@ -134,7 +134,8 @@ TEST_F(Conflicts, AreRefusedWhenTheDaemonAdmitsNobodyAnyMore) {
   EXPECT_EQ(group().members.count(1), 0u);
 }
 
-// What no rank of its group is to blame for is refused at once, and is not tried for each that closes.
+// A failure that is no fault of a rank of the group is refused at once, and the join is not tried for each
+// session that closes.
 TEST_F(Conflicts, AJoinThatFailsForAnotherReasonIsTriedOnce) {
   join(request(0, 3));
   memory_.limit = 1;

@@ -18,7 +18,7 @@ class ByMessages : public testing::Test {
     }
   }
 
-  // What is decided at that.
+  // Returns the decisions about the event.
   Lines tell(const Event& event) {
     registry_.handle(event);
     return take();
@@ -29,7 +29,7 @@ class ByMessages : public testing::Test {
     return take();
   }
 
-  // Of rank r on device r of the node, by session 10 + r and request 100 + r.
+  // The join of rank r on device r of the node, by session 10 + r and request 100 + r.
   JoinRequest join_of(std::uint32_t rank, std::uint32_t ranks, std::uint32_t node = kLocalNode) const {
     JoinRequest request;
     request.id = {{node, 10 + rank}, 100 + rank};

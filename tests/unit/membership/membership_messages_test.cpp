@@ -249,7 +249,7 @@ TEST_F(ByMessages, NobodyIsAnsweredWhoseSessionHasClosed) {
   EXPECT_EQ(tick_after(60'000), Lines{});
 }
 
-// Of each kind, for whom there is no group, no rank, or nothing owed.
+// One message of each kind without its group, its rank, or a pending answer.
 TEST_F(ByMessages, WhatNobodyWaitsForChangesNothing) {
   const std::vector<JoinRequest> joins{join_of(0, 2), join_of(1, 2)};
   activate(joins);

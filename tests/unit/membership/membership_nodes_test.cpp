@@ -95,7 +95,7 @@ TEST_F(NodesByMessages, AnEnginesBoardsComeWithItsEndAndWithItsSuccessorsAnswer)
 
 using Said = std::vector<Event>;
 
-// What two nodes say, each in its order, in every order of both.
+// The messages of two nodes, each in its order, in every order of both.
 std::vector<Said> all_orders(const Said& near, const Said& far) {
   std::vector<Said> orders;
   std::vector<bool> is_far(near.size() + far.size());
@@ -110,7 +110,7 @@ std::vector<Said> all_orders(const Said& near, const Said& far) {
   return orders;
 }
 
-// Of a registry of its own for each order.
+// Each order has a registry of its own.
 class Orders : public testing::TestWithParam<Said> {
  protected:
   using Lines = std::vector<std::string>;
@@ -129,7 +129,7 @@ class Orders : public testing::TestWithParam<Said> {
     registry_.take_actions();
     ASSERT_EQ(group().phase(), GroupPhase::kActive);
   }
-  // What each node is told, in its order.
+  // The actions for each node, in its order.
   void tell_all() {
     for (const Event& event : GetParam()) {
       registry_.handle(event);
@@ -139,7 +139,7 @@ class Orders : public testing::TestWithParam<Said> {
   }
   const Group& group() const { return registry_.groups().at(1); }
 
-  // By node r: rank r joins and gets its memory.
+  // The messages of node r: rank r joins and gets its memory.
   static Said said_until_active(std::uint32_t node) {
     JoinRequest join;
     join.id = {{node, 10}, 100};

@@ -419,7 +419,7 @@ TEST_F(SpanningByMessages, APairThatHasWorkedSinceIsTriedAgain) {
   EXPECT_EQ(living().size(), 2u);
 }
 
-// A node was put out at the second flipped bit while its engines were slow to go on.
+// A node was put out at the second flipped bit while its engines were slow to continue.
 TEST_F(SpanningByMessages, ACorruptedMessageIsNoPairThatDoesNotReachEachOther) {
   begin(2);
   activate({1, 2});

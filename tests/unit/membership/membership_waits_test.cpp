@@ -68,7 +68,7 @@ TEST_F(Waits, TheJoinFailsInTimeAndSaysWhatWasWaitedFor) {
   EXPECT_EQ(take(), (Lines{"kill device=0", "kill device=1"}));
 }
 
-// The others stand still until then, and no join's deadline bounds that.
+// The others are stopped until then, and no join's deadline bounds that.
 TEST_F(Waits, AStartAmidABreakHasItsDeadlineAllTheSame) {
   activate(2);
   engine_down(1, "killed");
@@ -175,7 +175,7 @@ TEST_F(WaitingStreams, AnEngineThatRefusesARankLetsThemGo) {
 
 class WaitsOfRejoined : public Waits {
  protected:
-  // Rank 1 has died and come back; the group goes on in epoch 3 when engine 1 has answered.
+  // Rank 1 has died and come back; the group continues in epoch 3 when engine 1 has answered.
   void SetUp() override {
     policy_ = LossPolicy::kDegrade;
     activate(2);

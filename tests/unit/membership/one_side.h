@@ -1,4 +1,4 @@
-// What the tests of one side of the membership share: of a coordinator alone, and of an agent alone.
+// The common parts of tests of one side of the membership: a coordinator alone, and an agent alone.
 #pragma once
 
 #include "membership_fixture.h"

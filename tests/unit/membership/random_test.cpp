@@ -1,5 +1,5 @@
 // Groups of one node and groups that span nodes under random events and faults: clients and engines that die,
-// engines that stand still, daemons that die and come back, nodes that are cut off, paused, drained, out of
+// engines that are stopped, daemons that die and come back, nodes that are cut off, paused, drained, out of
 // each other's reach, a coordinator that dies. EPD_TEST_SEED=N takes the seeds from N on.
 #include "world.h"
 

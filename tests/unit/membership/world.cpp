@@ -68,7 +68,7 @@ void World::run_until(std::uint64_t end_ns) {
   }
 }
 
-// What agents and coordinator have decided goes on its way.
+// Sends the decisions of agents and coordinator on their way.
 void World::pump() {
   for (Node& node : nodes_) {
     if (!node.runs) continue;
@@ -139,7 +139,7 @@ void World::begin_channel(Node& node) {
   node.down.cut = down_cut;
   if (!node.runs || coordinator_ == nullptr) return;
   node.agent->channel_began();
-  // What another coordinator has said may still arrive.
+  // Messages of another coordinator may still arrive.
   for (const ToAgent& message : std::exchange(node.stale, {})) {
     if (message.term == coordinator_->term()) continue;
     later_us(below(6'000'000), [this, &node, message, boot = node.boot] {
@@ -382,7 +382,7 @@ void World::evict_own(Node& node) {
   (void)node.deciders->evict({id, static_cast<std::uint32_t>(below(kRanks)), "was evicted by operator"});
 }
 
-// Whatever its coordinator did.
+// This holds whatever its coordinator did.
 void World::check_evicted(const Node& node) const {
   for (const Evicted& evicted : node.evicted) {
     const auto group = node.agent->groups().find(evicted.group);

@@ -153,7 +153,7 @@ class World {
   void leave(Node& node);
   void close(Node& node, std::uint64_t session);
   void answered(Node& node, const RequestId& request);
-  // By an operator, who is told whether it will be.
+  // An operator evicts, and is told whether it will be.
   void evict(Node& node);
   void evict_own(Node& node);
   void check_evicted(const Node& node) const;

@@ -1,4 +1,4 @@
-// What Prometheus is told of a snapshot of the control plane.
+// Prometheus's view of a snapshot of the control plane.
 #include "families.h"
 
 #include "common/fd.h"

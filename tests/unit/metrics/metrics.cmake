@@ -1,4 +1,4 @@
-# What Prometheus is told, against a supervisor made of fixed answers.
+# Tests the metrics for Prometheus, against a supervisor made of fixed answers.
 add_executable(metrics_test ${CMAKE_CURRENT_LIST_DIR}/families_test.cpp ${CMAKE_CURRENT_LIST_DIR}/metrics_server_test.cpp
   ${CMAKE_CURRENT_LIST_DIR}/rank_series_test.cpp)
 target_include_directories(metrics_test PRIVATE ${PROJECT_SOURCE_DIR}/daemon/metrics)

@@ -71,7 +71,7 @@ Wide wide_recv_rows(const GroupShape& s) {
   return most * (s.topk < experts ? Wide{s.topk} : experts) + experts * (s.expert_alignment - 1);
 }
 
-// Of a group with one row format.
+// For a group with one row format.
 Wide wide_format_bytes(const GroupShape& s, Region region) {
   const Wide tokens = s.max_tokens, rows = wide_recv_rows(s), hidden = s.hidden, topk = s.topk;
   const Wide experts = s.num_experts / s.num_ranks;
@@ -189,7 +189,7 @@ TEST(UserArena, RegionsThatShareHaveRoomForTheLarger) {
       saved += std::min(room(one), room(other));
     }
     ASSERT_EQ(Wide{apart.slot_bytes} - shared.slot_bytes, saved);
-    // With what else there is, in the order of the regions.
+    // The other regions are there too, in the order of the regions.
     const auto room_at = [&](Region region) {
       const Region other = UserArenaLayout::shared_with(s, region);
       return std::max(room(region), room(other));

@@ -135,7 +135,7 @@ TEST(Far, RecordsHaveTheStrideOfTheGroup) {
   FarHeader h = header_of(FarType::kRows);
   EXPECT_EQ(check_far_records(h, 160), FarReason::kNone);
   EXPECT_EQ(check_far_records(h, 176), FarReason::kRecords);
-  // Whatever a group may be: aligned, and room for all parts.
+  // Records of any group are aligned, and have space for all parts.
   EXPECT_EQ(far_row_bytes(7168 + 224, 8), 7168u + 224 + 8 * 12 + 4 + 12);
   EXPECT_EQ(far_ask_bytes(8), 8u + 128 + 8);
   EXPECT_EQ(far_sum_bytes(14336, 0), 14336u + 8 + 8);

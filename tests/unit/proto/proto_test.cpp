@@ -84,7 +84,7 @@ TEST(CallsAsWords, AreWordsThatEachTellTheirNumber) {
   EXPECT_EQ(again.sms, call.sms);
   EXPECT_EQ(again.route, call.route);
   EXPECT_EQ(again.timeout_ms, call.timeout_ms);
-  // Whatever lies there, flags and slots that follow from it exist.
+  // Flags and slots that follow from any words exist.
   std::mt19937_64 random(1);
   for (int i = 0; i < 1000; ++i) {
     const Call any = unpack({{random(), random(), random(), random()}});
@@ -128,7 +128,7 @@ TEST(Abi, SizesAndOffsetsThatBothSidesRelyOn) {
   EXPECT_EQ(sizeof(SleepLine), 64u);
   EXPECT_EQ(sizeof(WireHeader), 16u);
   EXPECT_EQ(sizeof(GroupShape), 112u);
-  // What one side writes often is on no cache line that the other writes.
+  // Words that one side writes often are on no cache line that the other writes.
   EXPECT_EQ(offsetof(SegmentA, client_sleep) % 64, 0u);
   EXPECT_EQ(offsetof(SegmentB, engine_sleep) % 64, 0u);
   EXPECT_EQ(sizeof(Board) % 64, 0u);

@@ -19,7 +19,7 @@
 #include <utility>
 #include <vector>
 
-// What the kernel says of who has connected, where a test has something else to say (session_test.cpp).
+// The kernel's answers about a process that connects, where a test replaces them (session_test.cpp).
 extern std::atomic<int> g_peer_pidfd_error;
 extern std::atomic<std::int64_t>
     g_peer_uid;  // of the next to connect, and those after it have others; -1: its own
@@ -144,7 +144,7 @@ class Attach : public testing::Test {
     return done();
   }
 
-  // What comes next: a packet, or the end.
+  // Receives the next event: a packet, or the end.
   ReceiveResult receive(const UniqueFd& socket, Packet& packet) {
     EXPECT_TRUE(pump_until([&] { return readable(socket); })) << "neither a packet nor the end";
     Status error;

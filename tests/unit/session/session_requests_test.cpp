@@ -1,4 +1,4 @@
-// What an attached client asks for, and how its session ends.
+// The requests of an attached client, and the end of its session.
 #include "common/signal.h"
 #include "session_fixture.h"
 
@@ -166,7 +166,7 @@ TEST_F(Attach, WaitingRequestsOfAllSessionsOfAUserHaveOneBound) {
   EXPECT_NE(text_of(exchange(first, AttachType::kLeave, abi::Leave{1, 0}, request++))
                 .find("allowed: 160 (8 for each session"),
             std::string::npos);
-  // What has been answered, or whose session has ended, counts no more.
+  // A request that has been answered, or whose session has ended, counts no more.
   second.reset();
   ASSERT_TRUE(pump_until([&] { return !host_.closed.empty(); }));
   for (const auto& [session, leave] : host_.leaves) table_->refuse(id, leave, not_found("left"));

@@ -1,4 +1,4 @@
-// What the members of groups may hold: bytes for routings, and mappings of the engines.
+// The limits of groups' members: bytes for routings, and mappings of the engines.
 #include "arena_store.h"
 
 #include "proto/route_memory.h"
@@ -116,7 +116,7 @@ TEST_F(ArenaStoreTest, AddressesThatBoundMemoryTakesAreCountedForEachUser) {
   expect_says(status, {"all users have", "allowed: 70368744177664"});
 }
 
-// What is told of the ranks that stay must not fall when another leaves.
+// The waits of the ranks that stay must not fall when another leaves.
 TEST_F(ArenaStoreTest, WaitsOfRanksThatHaveGoneAreKeptWhileTheGroupLives) {
   abi::GroupShape shape = shape_of(16);
   shape.num_ranks = 3;

@@ -1,4 +1,4 @@
-// What the configuration file and the flags may look like.
+// Allowed and refused forms of the configuration file and the flags.
 #include "config_fixture.h"
 
 #include <sys/stat.h>
@@ -128,7 +128,7 @@ TEST_F(ConfigFile, AFloatingPointNumberWasRefusedWithoutItsValue) {
       << refused;
 }
 
-// The parser said where, and neither of which option nor what it may be.
+// The parser named the line, and neither the option nor the allowed values.
 TEST_F(ConfigFile, AValueThatIsNoTomlWasRefusedWithoutItsOption) {
   for (const std::string value :
        {"abc", "5us", "007", "1e400", "99999999999999999999", "-99999999999999999999", ""}) {

@@ -421,7 +421,7 @@ TEST_F(ConfigFile, EveryOptionIsDocumented) {
   }
 }
 
-// What check-config prints.
+// The output of check-config.
 TEST_F(ConfigFile, WhatIsPrintedCanBeReadBack) {
   const Result<Config> config = load(
       "devices.host = 2\ndevices.cuda = [0, "
@@ -536,7 +536,7 @@ TEST_F(ConfigFile, ThePlaceOfAWrongValueStoodBehindWhatIsAllowed) {
   }
 }
 
-// Of variables that nobody reads, only those were told that had two wrong letters at most.
+// Only unread variables with at most two wrong letters were told.
 TEST(Environments, UnknownVariablesWereIgnoredWithoutAWord) {
   const std::pair<const char*, const char*> told[] = {
       {"EPD_DAEMON_SOCKET", "EPD_SOCKET"},

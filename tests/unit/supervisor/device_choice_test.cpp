@@ -9,7 +9,7 @@
 namespace epd::supervisor {
 namespace {
 
-// Of GPUs whose UUIDs end in their numbers plus one.
+// A machine whose GPUs have UUIDs that end in their numbers plus one.
 struct FakeMachine {
   std::uint32_t gpus = 0;
   std::vector<bool> unusable{};  // by number; beyond: false

@@ -63,7 +63,7 @@ TEST_F(LoopTime, NeverStandsForGood) {
   EXPECT_EQ(now_ms(), 5'000u);
 }
 
-// A peer that owes an answer until a deadline.
+// A peer whose answer is pending until a deadline.
 class LoopDeadlines : public LoopTime {
  protected:
   static constexpr std::uint64_t kAllowedMs = 300;

@@ -1,4 +1,4 @@
-// What the supervisor fills for the control plane, from the ABI's enumerators and from engines' pages.
+// The supervisor's messages for the control plane, from the ABI's enumerators and from engines' pages.
 #include "messages.h"
 #include "far_statistics.h"
 

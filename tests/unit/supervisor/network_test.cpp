@@ -45,7 +45,7 @@ class Network : public testing::Test {
   }
   ~Network() override { fs::remove_all(directory_); }
 
-  // What is chosen, or the problem, on a machine with e0 (10.9.0.1/24) after these commands.
+  // The choice, or the problem, on a machine with e0 (10.9.0.1/24) after these commands.
   std::string chosen_after(const std::string& commands, const std::string& devices = "auto") const {
     const std::string answer = directory_ + "/answer";
     const pid_t pid = ::fork();
@@ -131,7 +131,7 @@ TEST_F(Network, NamedInterfacesAreTakenAsTheyAre) {
   EXPECT_CHOSEN("mlx5_0:1", "", "mlx5_0:1");
 }
 
-// eth0 with these addresses, of which UCX listens by the first.
+// eth0 with these addresses. UCX listens by the first.
 NetworkChoice eth0(const std::vector<std::string>& held) {
   NetworkChoice choice{"eth0", {}, held, ""};
   if (!held.empty()) choice.addresses = {held[0]};

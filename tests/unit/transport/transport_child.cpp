@@ -91,7 +91,7 @@ int run_child(const std::string& mode, std::uint64_t name, Carrier carrier) {
   if (mode != "echo") owed.push_back(10);
   bool heard = false;
   for (std::uint64_t i = 0;; ++i) {
-    // What fails before anything has come is tried again, as engines do.
+    // A connection that fails before anything has come is tried again, as engines do.
     if (!heard && end.down(peer) && end.close(peer).ok()) peer = end.connect(other);
     if (mode == "talk" && !end.down(peer)) (void)end.send(peer, i * 7919 % 300000);
     while (!owed.empty() && end.send(peer, owed.front()).code() != StatusCode::kWouldBlock) owed.pop_front();

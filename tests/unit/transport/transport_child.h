@@ -29,10 +29,10 @@ class Child {
   Address address_;
 };
 
-// Of the child's transport.
+// The limits of the child's transport.
 inline constexpr Limits kChildLimits{8 << 20, 256};
 
-// What the process does: main()'s.
+// The body of the process's main().
 int run_child(const std::string& mode, std::uint64_t name, Carrier carrier);
 
 }  // namespace epd::transport

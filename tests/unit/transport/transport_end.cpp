@@ -111,7 +111,7 @@ void End::check_settled(const Event& event) {
   ASSERT_NE(sent, bodies_.end()) << "sent twice, or never";
   EXPECT_EQ(sent->second.peer, event.peer);
   ++(event.status.ok() ? sent_ok_ : sent_aborted_);
-  // Whoever still reads it spoils a message, or ASan sees it.
+  // A reader that still uses it spoils a message, or ASan sees it.
   std::fill(sent->second.body.begin(), sent->second.body.end(), std::byte{0xee});
   bodies_.erase(sent);
 }

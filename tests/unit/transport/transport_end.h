@@ -52,7 +52,7 @@ class End {
   std::uint64_t flushed_ok() const { return flushed_ok_; }
   bool down(PeerId peer) const { return downs_.count(peer) != 0; }
   const Status& why(PeerId peer) const { return downs_.at(peer); }
-  // Of this sender, whatever the peer.
+  // Counts messages of this sender, whatever the peer.
   std::size_t received_of(std::uint64_t sender) const;
   void end() { transport_.reset(); }
 

@@ -13,7 +13,7 @@
 
 namespace {
 
-// What the run says is passed on. Whether UCX has aborted it.
+// Passes on the output of the run. Returns whether UCX has aborted it.
 bool pass_on(int from) {
   std::string text;
   char buffer[4096];
@@ -24,8 +24,8 @@ bool pass_on(int from) {
   return text.find("libucs.so") != std::string::npos && text.find("Assertion `") != std::string::npos;
 }
 
-// UCX 1.13 may abort a process whose peer dies amid a handshake (daemon/transport/README.md). The supervisor
-// starts an engine again then. So do these tests, twice at most.
+// UCX 1.13 may abort a process whose peer dies during a handshake (daemon/transport/README.md). The
+// supervisor starts an engine again then. So do these tests, twice at most.
 int run_again_after_an_abort() {
   for (int run = 0;; ++run) {
     int ends[2];

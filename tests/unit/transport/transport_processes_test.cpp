@@ -130,7 +130,8 @@ TEST_P(UcxKilled, NoDescriptorIsLeftOfPeersThatHaveDied) {
       << open_descriptors() << " descriptors, before: " << before;
 }
 
-// Stopped, a peer holds its sender back; nothing blocks, nobody is told that it is down; then all goes on.
+// A peer that is stopped holds its sender back; nothing blocks, nobody is told that it is down; then all
+// continues.
 TEST_P(UcxProcesses, APeerThatIsStoppedAndGoesOn) {
   Limits limits;
   limits.max_sends = 24;
@@ -178,7 +179,7 @@ TEST_P(UcxKilled, CloseOfAStoppedPeerDoesNotWait) {
   EXPECT_GT(own->sent_aborted(), 0u);
 }
 
-// What it fetches, or is fetched from it, stands still in the middle when it is killed.
+// A transfer from it or to it is in the middle when it is stopped and killed.
 TEST_P(UcxKilled, APeerKilledWhileItIsStoppedInTheMiddle) {
   auto own = world.end(1, kChildLimits);
   for (std::uint64_t round = 0; round < 10; ++round) {
@@ -233,7 +234,7 @@ TEST_P(UcxProcesses, TwoHundredThousandSmallMessages) {
   own->span = 64;
   const auto begin = steady_clock::now();
   for (std::size_t i = 0; i < kMessages; ++i) {
-    // What the child owes grows by no more than this.
+    // The child's pending messages grow by no more than this.
     if (i % 1000 == 0) {
       ASSERT_TRUE(run_until({own.get()}, [&] { return own->received.size() + 4000 >= i; }));
     }

@@ -158,7 +158,7 @@ TEST_P(Conformance, ALargerMessageThanTheReceiverAllowsIsDroppedAndCounted) {
   EXPECT_EQ(b->received[0].bytes, 100u);
 }
 
-// The receiver does not look: the sender is told that there is no room, and never waits.
+// The receiver does not look: the sender is told that there is no space, and never waits.
 TEST_P(Conformance, ASenderIsHeldBackAndNotBlocked) {
   Limits limits;
   limits.max_sends = 24;

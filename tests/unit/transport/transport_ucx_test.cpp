@@ -1,4 +1,4 @@
-// What only UCX can do wrong: options, the library; and what it tells about itself.
+// Faults that only UCX can have: options, the library; and what it tells about itself.
 #include "transport_flavors.h"
 
 #include <netinet/in.h>
