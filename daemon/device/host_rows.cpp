@@ -130,7 +130,8 @@ void HostSms::set_num(std::uint32_t sms) {
     try {
       helpers_.emplace_back([this, index] { helper_main(index); });
     } catch (const std::exception& error) {  // with fewer threads operations are slower, and as correct
-      log_event(LogLevel::kError, "no further SM", {{"sms", index + 1}, {"reason", error.what()}});
+      log_event(LogLevel::kError, "cannot start another helper thread",
+                {{"sms", index + 1}, {"reason", error.what()}});
       break;
     }
   }

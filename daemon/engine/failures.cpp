@@ -105,7 +105,7 @@ std::string awaited_text(const Group& group, std::uint32_t rank, std::uint64_t s
                          const std::string& else_text) {
   const std::string where = group.is_near(rank) ? "" : " on " + group.far->node_name(rank);
   if (still_ms == 0) return "rank " + std::to_string(rank) + where + " " + else_text;
-  return "the engine of rank " + std::to_string(rank) + " has stood still for " + std::to_string(still_ms) +
+  return "the engine of rank " + std::to_string(rank) + " has not responded for " + std::to_string(still_ms) +
          " ms: it is stopped, or held up";
 }
 

@@ -114,9 +114,8 @@ Status FarEngines::serve(FarSide& side) {
   for (const auto& [id, each] : sides_) bytes += each->memory_bytes();
   if (bytes <= network_.max_bytes) return {};
   return resource_exhausted("network.max_bytes is " + std::to_string(network_.max_bytes) +
-                            "; allowed: room for windows and send buffers of all groups of this engine, "
-                            "which with this one is " +
-                            std::to_string(bytes));
+                            "; allowed: at least " + std::to_string(bytes) +
+                            " for windows and send buffers of this engine's groups, this one included");
 }
 
 // Connects at once, whatever pause was due.

@@ -376,7 +376,7 @@ void FarProxy::look_whether_deaf(std::uint64_t now_ns) {
   if (deaf() || now_ns < looked_deaf_ns_ + kDeafNs) return;
   looked_deaf_ns_ = now_ns;
   if (!transport_->deaf()) return;
-  log_event(LogLevel::kError, "nobody can connect to this engine any more",
+  log_event(LogLevel::kError, "listener lost",
             {{"reason",
               "the network library has closed its port, as it does when a descriptor is missing for a "
               "connection"}});

@@ -105,11 +105,11 @@ Status FarSide::check_sizes(std::uint64_t max_body_bytes) const {
   const std::uint64_t token = sizes.batch_bytes;
   if (2 * token > window_bytes_) {
     return resource_exhausted("network.window_bytes is " + std::to_string(window_bytes_) +
-                              "; allowed: room for what two tokens of this group may need, which is " +
-                              std::to_string(2 * token));
+                              "; allowed: at least " + std::to_string(2 * token) +
+                              " for two tokens of this group");
   }
   if (token > max_body_bytes) {
-    return resource_exhausted("what a token of this group may need is " + std::to_string(token) +
+    return resource_exhausted("a token of this group may need " + std::to_string(token) +
                               " bytes; allowed: " + std::to_string(max_body_bytes) + " in a message");
   }
   return {};

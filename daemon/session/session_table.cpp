@@ -147,7 +147,7 @@ Status SessionTable::check_descriptors(const Session& session, const Packet& pac
         " descriptors that are still being closed; allowed: " + std::to_string(kMaxUnclosed));
   }
   if (packet.fds.size() == said || carried.not_memory >= 0) return {};
-  return resource_exhausted("the daemon has no room for " + std::to_string(said) +
+  return resource_exhausted("the daemon can't take " + std::to_string(said) +
                             " more descriptors (RLIMIT_NOFILE)");
 }
 

@@ -89,9 +89,9 @@ Result<T> ask(Loop& loop, std::function<T()> what, const std::function<bool()>& 
   }
   // The loop has taken the question, and answers at once.
   if (future.wait_for(kAnswerTime) == std::future_status::ready) return asking::answer_of(future);
-  return Status(StatusCode::kDeadlineExceeded, "the supervisor's loop has begun and not ended within " +
+  return Status(StatusCode::kDeadlineExceeded, "the daemon started the request but did not finish within " +
                                                    std::to_string(kAnswerTime.count()) +
-                                                   " s; epctl events will tell what came of it");
+                                                   " s; it may still take effect, see: epctl events");
 }
 
 }  // namespace epd::supervisor

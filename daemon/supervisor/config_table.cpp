@@ -126,7 +126,7 @@ std::vector<Option> make_table() {
             "Bytes of all arenas together; 0: 16 times the memory of the machine, or of the daemon's cgroup. "
             "Arenas have worst-case sizes and take memory only where rows have been written, so this counts "
             "promises, not pages. When pages fill that, the user with the most of them loses sessions. "
-            "Of a GPU's memory, which is taken at once, the GPU itself is the limit."),
+            "Memory of a GPU is taken at once, so the GPU itself is its limit."),
       bytes(
           "limits.max_arena_bytes_per_user", "0", &C::max_arena_bytes_per_user,
           "The same for one user; 0: three quarters of limits.max_arena_bytes, all of them for root and the "
@@ -171,7 +171,7 @@ std::vector<Option> make_table() {
        {"none", "read", "change"},
        "",
        kLive,
-       "What users of the control socket may do, if no [[access.rule]] says operate for them: nothing, look, "
+       "Rights of users of the control socket, if no [[access.rule]] says operate for them: nothing, look, "
        "or "
        "also drain, set, evict, restart. Root and the daemon's own user may always do everything."},
       number("timeouts.attach_ms", "5000", &C::attach_ms, 1, kDayMs, kLive,
@@ -181,11 +181,11 @@ std::vector<Option> make_table() {
       number("timeouts.operation_ms", "30000", &C::operation_ms, 1, kDayMs, kLive,
              "Deadline of an operation that gives none."),
       number("timeouts.drain_ms", "10000", &C::drain_ms, 0, kDayMs, kLive,
-             "How long sessions may go on after SIGTERM before they are ended."),
+             "How long sessions may continue after SIGTERM before they are ended."),
       number("timeouts.engine_ack_ms", "3000", &C::engine_ack_ms, 10, kDayMs, kLive,
              "How long an engine may take to answer before it is killed and restarted."),
       number("timeouts.engine_watchdog_ms", "10000", &C::engine_watchdog_ms, 2000, kDayMs, kLive,
-             "How long an engine's loop may stand still, or its start may take, before it is killed."),
+             "How long an engine's loop may hang, or its start may take, before it is killed."),
       number("engine.spin_us", "50", &C::spin_us, 0, 1'000'000, kLive,
              "How long an idle engine polls before it sleeps, in microseconds."),
       number("engine.restart_backoff_min_ms", "10", &C::restart_backoff_min_ms, 1, kDayMs, kLive,
@@ -200,14 +200,14 @@ std::vector<Option> make_table() {
       number("metrics.max_groups", "64", &C::metrics_max_groups, 1, 1024, kFixed,
              "Groups that have metrics of their own; the rest is told as one, group \"other\"."),
       number("metrics.max_ranks", "16", &C::metrics_max_ranks, 1, 128, kFixed,
-             "Ranks of a group that have metrics of their own. Of a group with more, those that others "
+             "Ranks of a group that have metrics of their own. A larger group shows those that others "
              "waited for most; the rest is told as one, rank \"other\", and pairs of ranks are not told."),
       text(
           "mps.control", "nvidia-cuda-mps-control", &C::mps_control, "",
           "Program that is asked to terminate a client's or an engine's work on a GPU under MPS before it is "
           "evicted or killed; a path, or to be found in PATH. Empty: nobody is asked."),
       number("mps.timeout_ms", "1000", &C::mps_timeout_ms, 1, 60'000, kFixed,
-             "How long that may take before the eviction or the kill goes on without."),
+             "How long that may take before the eviction or the kill continues without it."),
       text("cluster.name", "", &C::cluster_name, "",
            "Name of the cluster that this node belongs to; others are refused. Empty: no cluster, and no TCP "
            "port is opened."),
@@ -243,7 +243,7 @@ std::vector<Option> make_table() {
        {},
        "",
        kFixed,
-       "Of the coordinator: whose ranks of groups that span nodes may be on which nodes, a list of "
+       "For the coordinator: whose ranks of groups that span nodes may be on which nodes, a list of "
        "NODES=UID or NODES=FIRST-LAST, as node-*=1000-59999, with '*' for any characters; empty: anybody's "
        "on each node."},
       text("cluster.tls_ca", "", &C::cluster_tls_ca, "",
@@ -274,7 +274,7 @@ std::vector<Option> make_table() {
       text("network.devices", "auto", &C::network_devices, "",
            "Network interfaces that engines use, as UCX_NET_DEVICES. auto: the one by which the coordinator "
            "is reached, on its own node that of cluster.listen or cluster.advertise; none while that is "
-           "unknown. Whoever reaches their ports owns the engines: the network must be the nodes' own."),
+           "unknown. Anybody who reaches their ports owns the engines: the network must be the nodes' own."),
       text("network.transports", "tcp", &C::network_transports, "", "Transports of UCX, as UCX_TLS."),
       {"network.batch_bytes",
        "256KiB",
@@ -309,7 +309,8 @@ std::vector<Option> make_table() {
        "Bytes that an engine may have in windows and send buffers; 0: a sixteenth of the memory of the "
        "machine, or of the daemon's cgroup."},
       number("network.peer_timeout_ms", "2000", &C::network_peer_timeout_ms, 100, 600'000, kFixed,
-             "An engine of another node that owes something and says nothing for so long can't be reached."),
+             "An engine of another node can't be reached if its answer is pending and it says nothing for so "
+             "long."),
       {"network.check",
        "crc",
        OptionKind::kChoice,

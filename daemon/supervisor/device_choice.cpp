@@ -47,7 +47,7 @@ Result<std::vector<Gpu>> find_gpus(const Machine& machine, std::vector<std::stri
     const std::string& reason = skipped.emplace_back(facts.status().message());
     const auto [same, is_new] =
         said.try_emplace(reason.starts_with(name) ? reason.substr(name.size()) : reason, reason);
-    constexpr const char* kLikewise = "; likewise ";
+    constexpr const char* kLikewise = "; also ";
     if (!is_new)
       same->second += (same->second.find(kLikewise) == std::string::npos ? kLikewise : ", ") + name;
   }

@@ -208,7 +208,7 @@ bool Engine::is_stopped(const std::string& noticed_by) {
                  {{"device", name_}, {"pid", pid()}, {"noticed_by", noticed_by}});
   } else {
     now.spared_until_ns = context_.loop.now_ns() + kSparedNs;
-    record_event(EventKind::kEngineGoesOn, LogLevel::kInfo, "engine goes on",
+    record_event(EventKind::kEngineGoesOn, LogLevel::kInfo, "engine continues",
                  {{"device", name_}, {"pid", pid()}});
   }
   return stopped;
@@ -335,7 +335,7 @@ void Engine::check_alive() {
   const std::uint64_t age_ms = (context_.loop.now_ns() - now->beat_since_ns) / kMsNs;
   if (age_ms <= context_.options.watchdog_ms) return;
   const std::string age = std::to_string(age_ms) + " ms";
-  kill_unless_stopped(is_ready() ? "its loop stood still for " + age : "it was not ready after " + age);
+  kill_unless_stopped(is_ready() ? "its loop hung for " + age : "it was not ready after " + age);
 }
 
 void Engine::reap_if_due(std::uint64_t now_ns) {

@@ -44,12 +44,12 @@ std::string describe(const v1::Wait& wait, DeviceState state, const std::string&
                      std::to_string(wait.session_id()) + ", pid " + process + ", " + wait.device() + ") ";
   if (wait.gone()) return text + "has left the group";
   if (wait.engine_stopped()) {
-    return text + "can't go on: the engine of " + wait.device() + " (pid " +
-           std::to_string(wait.engine_pid()) + ") stands still" +
+    return text + "can't continue: the engine of " + wait.device() + " (pid " +
+           std::to_string(wait.engine_pid()) + ") does not respond" +
            (wait.submitted() ? "; it had taken the operation" : "; it had not taken the operation");
   }
   if (state != DeviceState::kReady)
-    return text + "can't go on: the engine of " + wait.device() + " " + down_word(state);
+    return text + "can't continue: the engine of " + wait.device() + " " + down_word(state);
   text += wait.submitted() ? stage_words(wait.stage()) : "has not submitted it";
   if (wait.client_stopped()) text += "; its process is stopped by a signal";
   return text;
@@ -169,7 +169,7 @@ Result<v1::GetOperationResponse> ControlReads::explain(std::uint64_t session_id,
   }
   if (answer.engine_stopped()) {
     answer.set_text("its own engine (pid " + std::to_string(answer.engine_pid()) +
-                    ") stands still; what is shown is as it was " +
+                    ") does not respond; what is shown is as it was " +
                     std::to_string(rooms_.fleet[session->device].heartbeat_age_ms()) + " ms ago");
   } else if (answer.waits().empty() && !found->far_wait().empty()) {
     answer.set_text("waits for " + found->far_wait());

@@ -160,7 +160,7 @@ void Orders::carry_out(const membership::SendResume& action) {
   const std::pair now_logged(action.message.group_id, action.message.epoch);
   if (now_logged != last_resume_) {
     last_resume_ = now_logged;
-    record_of_user(action.group.uid, EventKind::kGroupResumed, LogLevel::kInfo, "group goes on",
+    record_of_user(action.group.uid, EventKind::kGroupResumed, LogLevel::kInfo, "group resumed",
                    {{"group", action.message.group_id},
                     {"name", action.group.name},
                     {"epoch", action.message.epoch},

@@ -246,7 +246,7 @@ TEST_F(EngineKillPoints, WithTheResumeUnread) {
   ASSERT_TRUE(stop_process(victim));
   send_signal(holder, SIGCONT);
   ASSERT_TRUE(eventually(20, [&] {
-    return daemon_->log().find("event=\"group goes on\"") != std::string::npos;
+    return daemon_->log().find("event=\"group resumed\"") != std::string::npos;
   })) << "the supervisor has not resumed the group";
   kill_now(victim);
   expect_recovery("resume sent, not read");

@@ -295,7 +295,7 @@ TEST_F(Operate, AStoppedEngineIsShownAsStopped) {
   EXPECT_NE(doctor.out.find("stopped: its engine stands still"), std::string::npos) << doctor.out;
   EXPECT_TRUE(eventually(20, [&] { return daemon_->log().find("engine is stopped") != std::string::npos; }));
   send_signal(engine, SIGCONT);
-  EXPECT_TRUE(eventually(20, [&] { return daemon_->log().find("engine goes on") != std::string::npos; }));
+  EXPECT_TRUE(eventually(20, [&] { return daemon_->log().find("engine continues") != std::string::npos; }));
   EXPECT_TRUE(eventually(20, [&] { return epctl("devices")["devices"][1]["state"] == "ready"; }));
   EXPECT_EQ(daemon_->engine(1), engine);
 }

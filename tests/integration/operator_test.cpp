@@ -102,7 +102,7 @@ TEST_F(Stuck, AStoppedEngineIsNamedAndNotItsClient) {
   start_ranks();
   const pid_t engine = daemon_->engine(1);
   send_signal(engine, SIGSTOP);
-  EXPECT_TRUE(text_becomes("the engine of host:1 (pid " + std::to_string(engine) + ") stands still"))
+  EXPECT_TRUE(text_becomes("the engine of host:1 (pid " + std::to_string(engine) + ") does not respond"))
       << detail_;
   EXPECT_EQ(detail_["waits"][0]["engine_stopped"], true);
   EXPECT_EQ(detail_["waits"][0]["client_stopped"], false);

@@ -87,7 +87,7 @@ TEST(DeviceChoice, AMachineWhoseGpusFailServesNoHostDevicesInTheirPlace) {
 
 TEST(DeviceChoice, AReasonThatFourGpusShareWasSaidFourTimes) {
   const std::string said = chosen(config_of("auto"), {.gpus = 4, .unusable = {true, true, true, true}});
-  EXPECT_NE(said.find("no GPU can be used: cuda:0 has no virtual memory management; likewise cuda:1, "
+  EXPECT_NE(said.find("no GPU can be used: cuda:0 has no virtual memory management; also cuda:1, "
                       "cuda:2, cuda:3; to serve"),
             std::string::npos)
       << said;
