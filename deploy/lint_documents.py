@@ -6,6 +6,8 @@ Links      a relative link names a file or folder that exists; an anchor names a
 Words      phrases of the table "Old words" in proto/GLOSSARY.md whose last column says `documents`.
            Exempt: the glossary itself, code fences, inline code, link targets.
 README.md  at most 150 lines.
+Headless   in the folders CLEAN: list items of documents, and comments of sources on lines of their own, that begin
+           without a subject ("Of ...", "What ...", "With ...").
 Names      at most three sources of one file name; sources of a daemon's room declare nothing in epd itself.
 """
 import argparse
@@ -18,6 +20,13 @@ MAX_COLUMNS = 100
 MAX_README_LINES = 150
 MAX_SAME_NAMES = 3
 GLOSSARY = "proto/GLOSSARY.md"
+
+# Folders and files without headless comments and list items. Wanted: everything.
+CLEAN = ("daemon/supervisor/", "daemon/engine/", "daemon/device/", "daemon/session/", "daemon/main.cpp", "kernels/",
+         "proto/", "deploy/", "tests/", "CONTRIBUTING.md")
+HEADS = r"(Of|What|Whatever|Who|Whoever|By|With|To be)\s"
+HEADLESS_COMMENT = re.compile(r"\s*(?://[/!]?<?|#+|--|\*|/\*\*?|\"\"\")\s*" + HEADS)
+HEADLESS_ITEM = re.compile(r"\s*(?:[-*]|\d+\.)\s+(?:\*\*[^*]*\*\*\s+)?" + HEADS)
 
 LINK = re.compile(r"!?\[(?:[^\]\[]|\[[^\]]*\])*\]\(([^)\s]+)\)")
 INLINE_CODE = re.compile(r"(`+)(?:.*?)\1")
@@ -124,6 +133,17 @@ def check_words(document, words):
 
 
 CODE = ("*.c", "*.cpp", "*.h", "*.hpp", "*.cu", "*.cuh", "*.proto", "*.pml")
+SCRIPTS = ("*.py", "*.sh", "*.cmake", "*CMakeLists.txt", "*.in", "*.toml", "*.conf", "*.yml", "*.yaml")
+
+
+def check_heads(name, pattern, lines):
+    """Begins of comments or list items; `lines`: (number, line) of each that may be one."""
+    if not name.startswith(CLEAN):
+        return
+    for number, line in lines:
+        head = pattern.match(line)
+        if head:
+            yield number, f"begins with '{head.group(1)}'; allowed: a subject and its verb (CONTRIBUTING.md)"
 
 
 def check_code(path, words):
@@ -176,15 +196,19 @@ def main():
         found += check_lines(document)
         if name == "README.md" and len(document.lines) > MAX_README_LINES:
             found.append((MAX_README_LINES + 1, f"has {len(document.lines)} lines; allowed: {MAX_README_LINES}"))
+        found += check_heads(name, HEADLESS_ITEM, [(number, document.lines[number - 1]) for number in document.prose])
         if name != GLOSSARY:
             found += check_words(document, words)
         for number, text in sorted(found):
             print(f"{name}:{number}: {text}")
         findings += len(found)
     if not arguments.files:
-        sources = subprocess.run(["git", "ls-files", *CODE], cwd=root, check=True, capture_output=True, text=True)
+        def known(patterns):
+            listed = subprocess.run(["git", "ls-files", *patterns], cwd=root, check=True, capture_output=True, text=True)
+            return [name for name in listed.stdout.split() if (root / name).is_file()]
+
         code_words = old_words(Document(root / GLOSSARY), "code")
-        sources = [name for name in sources.stdout.split() if (root / name).is_file()]
+        sources = known(CODE)
         for name, number, text in check_names(sources):
             print(f"{name}:{number}: {text}")
             findings += 1
@@ -193,6 +217,11 @@ def main():
             for number, text in found:
                 print(f"{name}:{number}: {text}")
             findings += len(found)
+        for name in sources + known(SCRIPTS):
+            lines = enumerate((root / name).read_text(errors="replace").split("\n"), 1)
+            for number, text in check_heads(name, HEADLESS_COMMENT, lines):
+                print(f"{name}:{number}: {text}")
+                findings += 1
     if findings:
         print(f"{findings} findings in documents and sources")
     return 1 if findings else 0

@@ -368,7 +368,7 @@ inline forget_op(r, op) {
   placed[r] = placed[r] & ~BIT(op)
 }
 
-/* What the node keeps as the gateway of s. */
+/* Forgets the node's state as the gateway of s. */
 inline forget_from(s) {
 #ifndef MUTANT_HELD_KEPT
   held[AT(s, 0)] = 0; held[AT(s, 1)] = 0;
@@ -384,7 +384,7 @@ inline forget_rank(r) {
   forget_from(GATEWAY(r))
 }
 
-/* Of ended operations all that is known is that they have. */
+/* Only the end of ended operations is known. */
 inline resume_rank(r) {
   announced[r] = resume_op;
   ended[r] = BIT(resume_op) - 1;
@@ -400,7 +400,7 @@ inline resume_rank(r) {
   fi
 }
 
-/* Of epoch 0, to rank r, whose node has left it: they would be dropped one by one, whenever they come. */
+/* Drops messages of epoch 0 to rank r, whose node has left it: they would be dropped one by one, whenever they come. */
 inline drop_old(r) {
 #ifndef MUTANT_OLD_CREDITS
   credits_back[r] = 0;

@@ -74,5 +74,27 @@ if command -v git >/dev/null; then
     if [[ $output != *"$text"* ]]; then printf 'not found: %s, got: %s\n' "$text" "$output"; exit 1; fi
   done
   if [[ $output == *base/b.h* ]]; then echo "got: $output"; exit 1; fi
+
+  # Comments and list items without a subject, in folders that are clean.
+  mkdir -p "$root"/{kernels,tests,elsewhere}
+  printf '// Of the call.\n// A call.\nint y;  // of the call\n/* What is called. */\n/// Whoever calls.\nint Of;\n' \
+    | tee "$root/kernels/h.cuh" >"$root/elsewhere/e.h"
+  printf '# By its caller.\n"""To be called."""\nx = "Of text"\n' >"$root/tests/t.py"
+  printf '// With a reply.\nmessage M {}\n' >"$root/kernels/k.proto"
+  printf -- '- Of several calls.\n- **Calls.** Who calls.\n- Calls.\n\nOf prose.\n' >"$root/tests/l.md"
+  git -C "$root" add .
+  output=$("$check" --root "$root" | grep 'begins with' || true)
+  wanted="tests/l.md:1: begins with 'Of'
+tests/l.md:2: begins with 'Who'
+kernels/h.cuh:1: begins with 'Of'
+kernels/h.cuh:4: begins with 'What'
+kernels/h.cuh:5: begins with 'Whoever'
+kernels/k.proto:1: begins with 'With'
+tests/t.py:1: begins with 'By'
+tests/t.py:2: begins with 'To be'"
+  if [[ $(sort <<<"${output//; allowed: a subject and its verb (CONTRIBUTING.md)/}") != $(sort <<<"$wanted") ]]; then
+    printf 'wanted:\n%s\ngot:\n%s\n' "$wanted" "$output"
+    exit 1
+  fi
 fi
 echo "every fault was found"
