@@ -243,7 +243,7 @@ bool explain_unknown_option(int argc, char** argv) {
   return false;
 }
 
-// CLI11 prints what is the subcommand's own. The flags of epd itself may stand behind it, and usually do.
+// CLI11 prints the subcommand's own flags. The flags of epd itself may come after it, and usually do.
 void print_configuration_help(const CLI::App& app) {
   const auto format = std::dynamic_pointer_cast<CLI::Formatter>(app.get_formatter());
   if (format == nullptr) return;

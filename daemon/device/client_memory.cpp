@@ -47,7 +47,7 @@ Status check_host_memory(int fd, std::uint64_t bytes) {
 Status check_cuda_memory(int fd) {
   if (::fcntl(fd, F_GET_SEALS) >= 0) return {};  // a driver for tests exports memory as a memfd
   struct statx info {};
-  // AT_STATX_DONT_SYNC: whoever serves the file is not asked.
+  // AT_STATX_DONT_SYNC: the server of the file is not asked.
   if (::statx(fd, "", AT_EMPTY_PATH | AT_STATX_DONT_SYNC, STATX_TYPE, &info) != 0)
     return refused("is of no known kind", kAllowedCuda);
   const auto type = info.stx_mode & S_IFMT;

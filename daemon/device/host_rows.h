@@ -73,8 +73,8 @@ class RowWork {
   RowWork(const RowWork&) = delete;
   RowWork& operator=(const RowWork&) = delete;
 
-  // Claims and runs one chunk. False if none is left. After done() every row is visible to whoever
-  // synchronises with the caller.
+  // Claims and runs one chunk. False if none is left. After done() every row is visible to threads
+  // that synchronise with the caller.
   bool run_chunk();
   bool done() const { return finished_.load(std::memory_order_acquire) == items_; }
   // Whether helpers may run the rest.

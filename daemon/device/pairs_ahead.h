@@ -1,4 +1,4 @@
-// Keeps pairs of a gate and a main kernel enqueued in a lane's stream, each behind a wait for the lane's
+// Keeps pairs of a gate and a main kernel enqueued in a lane's stream, each after a wait for the lane's
 // bell. A thread does this, because a launch blocks while the stream's queue is full.
 #pragma once
 
@@ -75,7 +75,7 @@ class PairsAhead {
   std::atomic<bool> stands_{false};
   const char* failed_call_ = nullptr;
   CUresult failure_ = CUDA_SUCCESS;
-  CUevent events_[2] = {};  // each behind every other batch
+  CUevent events_[2] = {};  // each after every other batch
   std::thread thread_;
 };
 

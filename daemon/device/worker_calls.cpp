@@ -66,8 +66,8 @@ void WorkerCalls::write_state(std::uint32_t CallState::*word, std::uint32_t valu
 }
 
 // The rings continue where the last kernel that served them stopped, even one of another engine. Such a
-// kernel takes no call once the generation is written, so that comes first. The bell is rung: whoever rang
-// before may have rung for a kernel that is gone.
+// kernel takes no call once the generation is written, so that comes first. The bell is rung: an
+// earlier ring may have been for a kernel that is gone.
 void WorkerCalls::open(const Layout& layout) {
   layout_ = layout;
   write_generation();
@@ -316,7 +316,7 @@ std::uint32_t WorkerCalls::host_ended() const {
 }
 
 // Copies the words that the engine needs. Those between them are the client's own. The control stream is not
-// used: copies may wait there for milliseconds behind some of a client's.
+// used: copies may wait there for milliseconds after some of a client's.
 void WorkerCalls::look() {
   if (std::exchange(looking_, true)) return;
   LaneOnHost& look = *lane_.on_host();

@@ -26,7 +26,7 @@ WorkerLane::WorkerLane(CudaDevice& device, const LaneShape& shape)
       calls_(*this) {}
 
 // A client may make calls as long as its rank is active. The loop does not wait for a main kernel that runs,
-// or for the pairs behind it: the device keeps what they use until the stream has ended.
+// or for the pairs after it: the device keeps what they use until the stream has ended.
 WorkerLane::~WorkerLane() {
   LeavingLane leaving;
   calls_.halt();
@@ -47,7 +47,7 @@ WorkerLane::~WorkerLane() {
 
 // ---- memory
 
-// Whether an SM's shared memory has room for such operations, however many SMs one gets.
+// Whether an SM's shared memory has space for such operations, however many SMs one gets.
 bool WorkerLane::fits(const kernels::Shape& shape) const {
   Operation probe;
   probe.shape = shape;

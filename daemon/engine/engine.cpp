@@ -161,8 +161,8 @@ void Engine::set_sleeping(bool sleeping) {
 
 void Engine::sleep() {
   set_sleeping(true);
-  // Pairs with the fence of whoever rings: either they see that this loop sleeps, or it sees what they
-  // published.
+  // Pairs with the fence of each ringer: either the ringer sees that this loop sleeps, or the loop sees what
+  // it published.
   std::atomic_thread_fence(std::memory_order_seq_cst);
   if (anything_pending()) {
     set_sleeping(false);

@@ -268,13 +268,13 @@ void FarEngines::send_ping(EngineId engine, FarType type, std::uint64_t time_ns)
   message->header.time_ns = time_ns;
   far::seal(message->header, {}, network_.check);
   message->engine = engine;
-  (void)proxy_->send(message);  // if there is no room, enough other messages are under way
+  (void)proxy_->send(message);  // if there is no space, enough other messages are under way
 }
 
 bool FarEngines::step() {
   if (proxy_ == nullptr) return false;
   const std::uint64_t now_ns = clock_.round_ns();
-  // If this loop stood still, it heard nothing through its own fault.
+  // If this loop was stopped, it heard nothing through its own fault.
   if (now_ns > last_step_ns_ + timeout_ns_ / 2) {
     for (auto& [engine, peer] : peers_) peer.silent_ns = now_ns;
   }
@@ -383,9 +383,10 @@ std::uint64_t FarEngines::next_look_ns() const {
     if (!peer.connected && !peer.address.empty()) next = std::min(next, peer.retry_ns);
     if (!peer.needed()) continue;
     if (peer.connected) next = std::min(next, next_ping_ns(peer));
-    next = std::min(
-        next,
-        last_step_ns_ + timeout_ns_ / 3);  // a later call of step() would look as if the loop had stood still
+    next =
+        std::min(next,
+                 last_step_ns_ +
+                     timeout_ns_ / 3);  // a later call of step() would look as if the loop had been stopped
   }
   return next;
 }

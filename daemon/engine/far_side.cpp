@@ -221,7 +221,7 @@ bool FarSide::say_greeting(far::EngineId to, const Greeting& greeting) {
 void FarSide::received(far::EngineId from, std::span<const std::byte> header, const far::Body& body) {
   FarHeader raw;
   std::memcpy(&raw, header.data(),
-              sizeof(raw));  // whoever found the group's number in the header has checked its size
+              sizeof(raw));  // the finder of the group's number in the header has checked its size
   if (raw.type != abi::FarType::kGreeting) {
     if (group_ != nullptr) return group_->received(from, header, body);
   } else if (const Drop drop = greet(from, header, body); drop != Drop::kNone && group_ != nullptr) {

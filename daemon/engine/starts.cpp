@@ -97,7 +97,7 @@ void Starts::say_waits(Owed& owed, const std::string& text) {
 void Starts::activate(Group& group) {
   const bool is_new = group.life.is(GroupPhase::kStarting);
   group.life.enter(GroupPhase::kActive);
-  // The board comes first: whoever sees a failed operation must find the new epoch there.
+  // The board comes first: a client that sees a failed operation must find the new epoch there.
   for (const auto& member : group.members) member->publish_state(abi::GroupState::kActive, group.cause);
   if (is_new) {
     link_.send(abi::LinkType::kGroupReady, abi::GroupReady{group.id, StatusCode::kOk, {}});

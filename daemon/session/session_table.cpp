@@ -331,7 +331,7 @@ void SessionTable::hang_up(UniqueFd socket, std::uint32_t uid) {
 
 void SessionTable::ring(const Session& session) const {
   (void)order(session.socket.get(),
-              PorterOrder::kRing);  // a porter without room for it has earlier rings to pass on
+              PorterOrder::kRing);  // a porter without space for it has earlier rings to pass on
 }
 
 void SessionTable::ring(std::uint64_t session_id) {

@@ -72,8 +72,8 @@ struct MemberArenas {
   UniqueFd exchange;
   UniqueFd board;
   UniqueFd results;
-  std::shared_ptr<const Mapping> board_map;  // also kept by readers of what is counted behind the board
-  bool given_up = false;                     // its client has said that it needs the contents no more
+  std::shared_ptr<const Mapping> board_map;         // also kept by readers of what is counted after the board
+  bool given_up = false;                            // its client has said that it needs the contents no more
   std::map<std::uint32_t, MappedByEngines> mapped;  // by number
   abi::RowCounts rows{};                            // as its client tells
 

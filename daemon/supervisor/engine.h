@@ -111,7 +111,7 @@ class Engine {
   bool is_ready() const { return running() != nullptr && running()->stage == Stage::kReady; }
   bool has_process() const { return running() != nullptr; }
   bool is_being_killed() const { return running() != nullptr && !running()->kill_reason.empty(); }
-  // kStopped instead of kReady if the engine stood still at the last look. Costs nothing.
+  // kStopped instead of kReady if the engine was stopped at the last look. Costs nothing.
   DeviceState seen_state() const;
   // The same after another look at the process.
   DeviceState state_now() const;
@@ -178,7 +178,7 @@ class Engine {
   void start_later(const Status& status);
   void wait_for_device();
   void schedule_restart(std::uint64_t started_ns, EngineEnd end);
-  // Words behind those on how it ended, or "".
+  // Words after those on how it ended, or "".
   std::string hint_at_cause(bool out_of_memory) const;
   bool may_say_busy();
   void clear_page();

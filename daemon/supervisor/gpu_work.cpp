@@ -72,7 +72,7 @@ void GpuWork::before_kill(std::uint32_t device, std::function<void()> then) {
   terminate(device, process->pid(), process->pidfd(), nullptr, std::move(then));
 }
 
-// Such a client mostly ends as well, by itself or because of whoever evicted it, while its kernels may run.
+// Such a client mostly ends as well, by itself or because of its evictor, while its kernels may run.
 // So MPS first terminates its kernels. That ends all work of the process on GPUs, so it is not done while the
 // process has another session.
 void GpuWork::expel(const session::Session& session, const Status& status) {

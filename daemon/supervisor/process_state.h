@@ -9,7 +9,7 @@ namespace epd::supervisor {
 // Whether a signal or a tracer has stopped it.
 bool is_stopped(pid_t pid);
 // Whether it is about to end, even if the driver still has work for that. The number may be a later
-// process's: whoever must be sure checks the pidfd afterwards.
+// process's: a caller that must be sure checks the pidfd afterwards.
 bool is_ending(pid_t pid);
 
 }  // namespace epd::supervisor

@@ -7,7 +7,7 @@
 
 namespace epd::supervisor {
 
-inline constexpr std::size_t kMaxReasonBytes = 160;  // a client's message has room for it
+inline constexpr std::size_t kMaxReasonBytes = 160;  // a client's message has space for it
 
 // INVALID_ARGUMENT unless it is UTF-8 of at most kMaxReasonBytes without control characters, line breaks and
 // marks that turn the direction of text. So no terminal or log shows what was not said.

@@ -1,4 +1,4 @@
-// The entry points of the kernels. A gate takes a call, and the main kernel behind it carries the call out.
+// The entry points of the kernels. A gate takes a call, and the main kernel after it carries the call out.
 // kKernelNames lists the names.
 #include "cuda/algorithms.cuh"
 #include "cuda/workers/main.cuh"

@@ -1,5 +1,5 @@
-// CRC-32C of bytes that pass through registers, for whoever writes them anyway: 256 bytes are moved over the
-// next, and added to them, until 256 are left that have the same CRC. For processors with wide products
+// CRC-32C of bytes that pass through registers, for code that stores them anyway: 256 bytes are moved over
+// the next, and added to them, until 256 are left that have the same CRC. For processors with wide products
 // without carries.
 #pragma once
 

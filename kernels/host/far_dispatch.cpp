@@ -54,7 +54,7 @@ void gather_far_counts(const FarShape& shape, const RoutingPlan& plan, std::span
 
 namespace {
 
-// The counts of one rank, which lie behind those of the ranks before it.
+// The counts of one rank, which lie after those of the ranks before it.
 FarFault judge_counts(const FarShape& shape, const std::byte* counts, std::uint32_t num_tokens,
                       std::uint32_t num_ranks, std::uint32_t i) {
   const auto count = [counts](std::size_t n) {

@@ -170,7 +170,7 @@ EPD_PATH void cast_to_all(const CastRow& row, std::span<void* const> destination
   cast_rest(row, whole, destinations);
 }
 
-// The CRC of `fold`, which began with ~0, and of the bytes behind.
+// The CRC of `fold`, which began with ~0, and of the bytes after it.
 EPD_AVX512_CRC std::uint32_t crc_of(const Crc32cFold& fold, const void* rest, std::size_t bytes) {
   std::byte left[Crc32cFold::kBytes];
   fold.store(left);

@@ -86,7 +86,7 @@ class TokenSum {
   std::vector<WeightedRow> rows_;
   std::vector<std::uint32_t> partial_sums_;  // per-expert plans: rows of each rank
   std::vector<SumDomain> domains_;
-  std::uint32_t domain_end_ = 0;  // the first rank behind the last of domains_
+  std::uint32_t domain_end_ = 0;  // the first rank after the last of domains_
   std::uint32_t last_rank_ = kNoRank;
 };
 

@@ -1,5 +1,5 @@
 /* How a call reaches a device by the bell (proto/call_words.h, client/src/stream_words.h). The engine enqueues pairs
- * of a gate and a main kernel ahead, each behind a wait for the bell. The pairs of a lane run one after another.
+ * of a gate and a main kernel ahead, each after a wait for the bell. The pairs of a lane run one after another.
  * Streams call in one ring, the client's host calls in another one. The lane's door says whether calls run (its
  * epoch is odd) or are discarded (even), and whether a pair is inside.
  *

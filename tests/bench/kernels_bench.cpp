@@ -158,7 +158,7 @@ class World {
   std::vector<CombineSource> sources;
 
  private:
-  // Rows that `rank` needs room for.
+  // Rows that `rank` needs space for.
   std::size_t place(Layout layout, std::uint32_t rank) {
     PlacementRules rules;
     rules.num_ranks = kRanks;

@@ -228,7 +228,7 @@ TEST_P(CallersMemory, AGraphIsReplayedWithWhatTheMemoryHoldsThen) {
   }
 }
 
-// `out` has room for n rows. The dispatch that the combine is replayed for had more.
+// `out` has space for n rows. The dispatch that the combine is replayed for had more.
 TEST_P(CallersMemory, AReplayedCombineWritesNoMoreRowsThanWhenItWasCaptured) {
   if (!by_calls()) GTEST_SKIP() << "graphs are for calls";
   constexpr std::uint32_t kFew = 2;
@@ -362,7 +362,7 @@ TEST_P(CallersMemory, ALostRankLeavesAllElseAlone) {
   c.sizes = Sizes::kFull;
   c.kernel_waits = kernel_waits();
   with_ranks(c, [&](const Session&, const Group& group, std::uint32_t rank) {
-    if (rank == 1) {  // it leaves, most probably amid the operation
+    if (rank == 1) {  // it leaves, most probably during the operation
       sleep_ms(200);
       return;
     }

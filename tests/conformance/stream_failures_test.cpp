@@ -1,4 +1,4 @@
-// Streams that continue whoever dies, and rounds that continue after it.
+// Streams that continue after any death, and rounds that continue after it.
 #include "common/signal.h"
 #include "stream_rounds.h"
 #include "support/rank_bodies.h"

@@ -85,7 +85,7 @@ class Rounds {
   Round& add(std::uint64_t number);
   void upload(const Round& r, std::uint32_t slot);
   epd_status_t dispatch(Round& r, std::uint32_t slot, std::uint32_t timeout_ms);
-  // Behind the operation. If it has an event, by another stream that waits for that, and for which the
+  // After the operation. If it has an event, by another stream that waits for that, and for which the
   // rounds' stream waits.
   void download(epd_ticket_t ticket, std::byte* to, std::uint32_t slot);
   void answer(std::uint32_t from_slot, std::uint32_t to_slot);

@@ -280,7 +280,7 @@ def test_cluster(site):
     found = prometheus.must_become_true(alert("EpdCertificateExpires"))
     check(len(found) == 1 and 9 * 86400 < float(found[0]["value"][1]) < 10 * 86400, f"the one of ten days: {found}")
     for name in ("EpdNodeLost", "EpdNoCoordinator", "EpdFarMessagesDropped"):
-        prometheus.must_become_false(alert(name))  # a node that stood still for two seconds was lost, and came back
+        prometheus.must_become_false(alert(name))  # a node that was stopped for two seconds was lost, and came back
     text = get(f"http://127.0.0.1:{site.metrics[0]}/metrics")
     # A node dies and comes back. Then the coordinator dies, and the other node says so.
     site.epds[1].kill()

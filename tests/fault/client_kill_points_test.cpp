@@ -303,7 +303,7 @@ TEST_F(ClientKillPoints, StepsInMemoryOnly) {
     if (point == Memory::kHalfWritten) {
       EXPECT_EQ(saw, "lost after 0 operations");
     }
-    // Operations that every rank had submitted run to their end, whoever is there to see it.
+    // Operations that every rank had submitted run to their end, even if nobody sees it.
     if (point >= Memory::kCountsSeen) {
       EXPECT_EQ(saw, "lost after 1 operations");
     }

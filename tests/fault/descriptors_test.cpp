@@ -107,7 +107,7 @@ TEST(Descriptors, NobodyCanTakeWhatOthersAndEnginesNeed) {
   daemon.stop();
 }
 
-// A machine without room for another process, or a supervisor without room for its link: the device waits.
+// A machine without space for another process, or a supervisor without space for its link: the device waits.
 TEST(Descriptors, AnEngineThatCantBeStartedForWantOfThemHasNotDied) {
   DaemonOptions options;
   options.devices = 2;

@@ -210,7 +210,7 @@ TEST_F(EngineKillPoints, WaitingForAPeersRows) {
     bool waits = false;
     for (int tries = 0; tries < 10 && !waits; ++tries) {
       ASSERT_NO_FATAL_FAILURE(start_until_stopped(long_to_move(), kHolder, op, OpStage::kMoving));
-      // The peer may have stopped just behind its last row: then the victim gets through.
+      // The peer may have stopped just after its last row: then the victim gets through.
       waits = stop_when(
           victim, victim_waits, [] { return false; }, 2);
       if (!waits) send_signal(peer, SIGCONT);

@@ -144,7 +144,8 @@ TEST_F(HostileBells, TheEnginesLoopWalksNoWatches) {
 }
 
 // The client keeps its ends, so the last close of each of the daemon's wakes all who wait there. Other work
-// on this machine (interrupts, a hypervisor) is charged to whoever runs, so the best of some tries counts.
+// on this machine (interrupts, a hypervisor) is charged to the running thread, so the best of some tries
+// counts.
 TEST_F(HostileBells, NobodysLoopClosesThemLast) {
   const SystemCensus before = settled_census(*daemon_);
   attack([&] {

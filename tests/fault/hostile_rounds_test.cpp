@@ -123,7 +123,7 @@ TEST_F(Hostile, AnEngineThatCanMapNoMoreRefusesTheRank) {
       const rlimit limit{RLIM_INFINITY, RLIM_INFINITY};
       RANK_CHECK(::prlimit(engine, RLIMIT_AS, &limit, nullptr) == 0, "prlimit");
     }
-    const Group group(session, large);  // the same again, where there is room
+    const Group group(session, large);  // the same again, where there is space
   });
 }
 

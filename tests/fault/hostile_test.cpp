@@ -74,7 +74,8 @@ TEST_F(Hostile, AForgedPidIsNotBelieved) {
   });
 }
 
-// A connection belongs to the process that made it: its end is the session's, whoever holds the socket then.
+// A connection belongs to the process that made it: its end is the session's, even if another process holds
+// the socket.
 TEST_F(Hostile, AConnectionThatWasHandedOnEndsWithItsMaker) {
   attack([&] {
     int ready[2];

@@ -38,7 +38,7 @@ class HostileWatches : public Hostile {
     Hostile::SetUp();
   }
 
-  // Lets the attacker cause wakes while others are served. It gives what those wakes cost whoever makes them.
+  // Lets the attacker cause wakes while others are served. It returns the cost of those wakes.
   // No thread that was there before may have made them: not the loop, nor any other that serves all. These
   // have other work too, the more of it the longer the attack takes.
   void weigh(const std::function<std::uint64_t()>& attacker) {

@@ -264,7 +264,7 @@ class Soak : public testing::Test {
   }
 
   // A stopped process is killed or continues; its pid is not another's while its parent has not reaped it,
-  // and a SIGCONT to whoever has it then does no harm.
+  // and a SIGCONT to its next owner does no harm.
   void stop_for_a_while(pid_t pid, const char* what) {
     if (pid <= 0 || pids_due_.contains(pid)) return;
     send_signal(pid, SIGSTOP);

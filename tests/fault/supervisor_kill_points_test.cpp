@@ -24,7 +24,7 @@ constexpr int kHangMs = 30000;
 
 struct Stage {
   Gate reached;    // clients that are where the supervisor had to take them
-  Gate frozen;     // it stands still now
+  Gate frozen;     // it is stopped now
   Gate asking;     // clients that ask it something, which it does not read
   Gate respawned;  // it is dead, and another one is on its way
   Gate go;

@@ -212,7 +212,7 @@ class CallLane {
     return *static_cast<const volatile T*>(&word);
   }
 
-  // What differs between operations on purpose is the slot: `announcement.op` of World::operation.
+  // The slot differs between operations on purpose: `announcement.op` of World::operation.
   abi::Call call_of(kernels::Kind kind, const Operation& op) {
     abi::Call call;
     const bool dispatch = kind == kernels::Kind::kDispatch;

@@ -47,7 +47,7 @@ class Image {
     }
   }
 
-  // A gate and the main kernel behind it, on the current device.
+  // A gate and the main kernel after it, on the current device.
   void launch_pair(kernels::WorkerArguments own, std::uint32_t shared_bytes, CUstream stream) const {
     void* arguments[] = {&own};
     EPD_CUDA(cuLaunchKernel(reinterpret_cast<CUfunction>(find(kernels::cuda::kGateKernel)), 1, 1, 1,

@@ -1,4 +1,4 @@
-// Times of dispatch and combine beside what the links give in the same run. All ranks start together behind a
+// Times of dispatch and combine beside what the links give in the same run. All ranks start together after a
 // start barrier; a figure is the slowest rank's time between two events around the operation, fresh routing
 // each time, L2 flushed. Usage: kernels_bench [full | few]
 // few: layout expert and few tokens, with and without inboxes.

@@ -59,7 +59,7 @@ class DeviceMemory {
 using LaunchOperation = void (*)(Kind kind, const Operation& op, const Operation* on_device,
                                  cudaStream_t stream);
 
-// Each operation is a call, with a gate and a main kernel behind it, unless there is `launch`.
+// Each operation is a call, with a gate and a main kernel after it, unless there is `launch`.
 struct WorldShape {
   kernels::Shape shape;
   std::uint32_t max_tokens = 0;

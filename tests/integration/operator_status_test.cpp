@@ -100,7 +100,7 @@ TEST(OperatorStatus, ADeviceThatIsStartedAnewIsNotCalledStopped) {
   ASSERT_TRUE(manager.comes_to_say("STATUS=serving: 2 devices, 0 sessions"));
   send_signal(daemon.engine(0), SIGSTOP);
   ASSERT_TRUE(manager.comes_to_say("serving: 2 devices (host:0 is stopped)"));
-  sleep_ms(3500);  // beyond the time after which a silent engine stands still
+  sleep_ms(3500);  // beyond the time after which a silent engine is stopped
   const std::size_t before = manager.told().size();
   EXPECT_EQ(daemon.epctl({"restart", "device", "host:0"}).exit_code, 0);
   ASSERT_TRUE(manager.comes_to_say("STATUS=serving: 2 devices, 0 sessions"));

@@ -214,7 +214,7 @@ TEST_F(NodesHostile, ForgedStaleAndOversizedMessages) {
       {"header", [](FarHeader& h, Bytes& b) { h.records = 7, h.body_bytes = 64, b.resize(64); }},
       {"header",
        [](FarHeader& h, Bytes& b) { h.batch = ~0u, h.records = 1, h.body_bytes = 64, b.resize(64); }},
-      // More records than the body has room for, and bodies beyond a batch.
+      // More records than the body has space for, and bodies beyond a batch.
       {"records", [](FarHeader& h, Bytes& b) { h.records = 64, h.body_bytes = 64, b.resize(64); }},
       {"records", [](FarHeader& h, Bytes& b) { h.records = 1, h.body_bytes = 48 << 10, b.resize(48 << 10); }},
       {"records",

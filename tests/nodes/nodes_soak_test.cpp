@@ -582,7 +582,7 @@ class NodesSoak : public testing::Test {
     return count;
   }
 
-  // One, or some on top of each other; then whoever had no part in it must not have noticed.
+  // One, or some on top of each other; the others must not have noticed.
   void strike() {
     struck_.clear();
     struck_engines_.clear();

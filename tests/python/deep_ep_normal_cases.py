@@ -89,7 +89,7 @@ def normal(group: Any, form: str, previous: bool, async_finish: bool) -> None:
         check_rows(rows, all_sent, expected)
         prefix = [sum(source <= i for source, _ in expected) for i in range(size)]
         assert handle[0][:, rank].tolist() == prefix and handle[0].shape == (size, size)
-        handle[0][:, rank] = 99  # a copy: the handle goes on
+        handle[0][:, rank] = 99  # a copy: the handle continues
         assert handle[3].tolist() == [token for _, token in expected]
         assert len(handle) == 6 and handle[4] is in_rank
         if with_topk:

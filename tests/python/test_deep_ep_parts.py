@@ -129,7 +129,7 @@ def test_calls_on_the_own_stream(recorder: Recorder) -> None:
     assert log == ["event on caller", "caller waits for event of caller", *passes("comm", "caller")]
     assert allocated == "caller"
 
-    # Behind an event, memory that the caller's stream has freed later must not be taken.
+    # After an event, memory that the caller's stream has freed later must not be taken.
     before = events.EventOverlap(events.EventHandle())
     log, allocated, _ = call(recorder, made, previous_event=before, async_finish=True)
     assert log[2:] == [*passes("caller", "comm"), "input on comm", "output on caller", "event on comm"]

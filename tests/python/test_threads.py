@@ -37,7 +37,7 @@ def test_a_wait_releases_the_gil(daemon: Daemon) -> None:
         waiting.start()
         for _ in range(1000):
             time.sleep(0)
-        assert waiting.is_alive()  # this thread went on while that one waited
+        assert waiting.is_alive()  # this thread continued while that one waited
         groups[1].dispatch(0, 0).wait()
         waiting.join(10)
         assert not waiting.is_alive()

@@ -47,7 +47,7 @@ std::vector<pid_t> children_of(pid_t pid);
 // Bytes of all memfds that a process has open, by the names that their makers gave them.
 std::map<std::string, std::uint64_t> memory_objects(pid_t pid);
 
-// The memfds that a process has open, and whoever has one of them open or mapped.
+// The memfds that a process has open, and the processes that have one of them open or mapped.
 std::set<ino_t> memfds_of(pid_t pid);
 std::vector<pid_t> holders_of(const std::set<ino_t>& memfds);
 

@@ -56,8 +56,8 @@ void free_on_gpu(int gpu, std::byte* address);
 // would wait for all streams.
 std::byte* pinned_memory(int gpu, std::size_t bytes);
 
-// Keeps the GPU at work for the process, beside others: whoever kills it then kills it in the middle of a
-// kernel. Returns what it runs.
+// Keeps the GPU at work for the process, beside others: a kill then comes in the middle of a kernel. Returns
+// a text that names the work.
 std::string occupy_gpu(int gpu, int seconds = 600);
 
 // A graph that a stream has captured.

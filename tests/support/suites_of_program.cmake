@@ -1,4 +1,4 @@
-# ctest includes this file by epd_suites(), which says what the arguments are; behind them stand properties of tests.
+# ctest includes this file by epd_suites(), which says what the arguments are; after them stand properties of tests.
 # ctest knows no policies, so no IN_LIST.
 function(epd_add_suites program prefix filter by_kind alone nightly label)
   if(NOT EXISTS ${program})
@@ -44,7 +44,7 @@ function(epd_add_suites program prefix filter by_kind alone nightly label)
         if(";${nightly};" MATCHES ";${suite};")
           list(APPEND labels nightly)
         endif()
-        # Skipped is what skipped all of its tests: behind them nothing is listed as failed.
+        # A suite is skipped if all of its tests are: no failed test is listed after them.
         set_tests_properties(${prefix}${name} PROPERTIES LABELS "${labels}" ${ARGN} SKIP_REGULAR_EXPRESSION
           "\\[  PASSED  \\] 0 tests\\.\n\\[  SKIPPED \\] [0-9]+ tests?, listed below:\n(\\[  SKIPPED \\] [^\n]*\n*)+$")
       endif()

@@ -112,7 +112,7 @@ struct CastSection {
   }
 
   // Stores codes and scales of the section's blocks. `first` is the section's first block in the row,
-  // `blocks` the number of blocks in the row. The last section also zeroes the padding behind UE8M0 scales.
+  // `blocks` the number of blocks in the row. The last section also zeroes the padding after UE8M0 scales.
   __device__ void cast(const RowFormat& format, std::uint8_t* codes, std::uint8_t* scales,
                        std::uint32_t first, std::uint32_t blocks) {
     const BlockScale scale = block_scale(amax(), format.scales != ScaleFormat::kFloat32);
@@ -145,7 +145,7 @@ __device__ __noinline__ inline void cast_last_block(const RowFormat& format, con
   const float amax = fmaxf(kMinAmax, fmaxf(low_float(m), high_float(m)));
   const BlockScale scale = block_scale(amax, format.scales != ScaleFormat::kFloat32);
   if (mine) reinterpret_cast<uint2*>(codes)[block * 16 + lane_of()] = cast_eight(v, scale.inverse);
-  __syncwarp();  // the padding behind the whole blocks has been zeroed
+  __syncwarp();  // the padding after the whole blocks has been zeroed
   if (lane_of() == 0) put_scale(scales, format.scales, block, scale.scale);
   if (format.scales == ScaleFormat::kUe8m0 && block + 1 + lane_of() < format.scale_bytes)
     scales[block + 1 + lane_of()] = 0;

@@ -264,7 +264,7 @@ __device__ inline uint4 load_shared(std::uint32_t at) {
                : "memory");
   return value;
 }
-// Loads the vector at `at` and the one 128 bytes behind it. Both loads are issued before either is awaited.
+// Loads the vector at `at` and the one 128 bytes after it. Both loads are issued before either is awaited.
 __device__ inline void load_shared_two(std::uint32_t at, uint4& first, uint4& second) {
   asm volatile(
       "ld.shared.v4.u32 {%0, %1, %2, %3}, [%8];\n"

@@ -80,7 +80,7 @@ __device__ inline bool is_active(const Operation& op, std::uint32_t rank) {
   return op.peers[rank].ready != nullptr;
 }
 
-// Publishes the routing that a dispatch has made: stores the record's head, and the handle behind a fence.
+// Publishes the routing that a dispatch has made: stores the record's head, and the handle after a fence.
 // One thread calls.
 __device__ inline void publish_routing(const Operation& op, const OpResult& ending) {
   abi::RoutingRecord& head = *op.routing.head;

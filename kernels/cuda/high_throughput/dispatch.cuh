@@ -344,7 +344,7 @@ __device__ inline void fill_range(const Operation& op, Cta cta, const Team& team
 }
 
 // Fills the rows that no token fills. Layout packed: always the padding, and with `mark_unused` also the rows
-// behind M. Other layouts: only with `mark_unused`.
+// after M. Other layouts: only with `mark_unused`.
 __device__ inline void fill_rows(const Operation& op, Cta cta, const Shared& shared, const Team& team) {
   const bool packed = op.shape.per_expert && !op.shape.expert_blocks;
   if (!packed && !op.mark_unused) return;

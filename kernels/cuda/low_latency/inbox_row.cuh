@@ -6,7 +6,7 @@
 
 namespace epd::kernels::cuda {
 
-// A choice as it lies behind its row: the expert, and the row's number among the rows that this expert gets
+// A choice as it lies after its row: the expert, and the row's number among the rows that this expert gets
 // from the source. Every number is below abi::kInboxTokens.
 struct InboxChoice {
   std::uint32_t word;

@@ -270,8 +270,8 @@ class ReceivedPlans {
   const Operation& op_;
   CtaBoard& board_;
   const abi::PlanWords& words_;
-  std::uint32_t* const first_;    // [E/R,R] places, with count() behind them
-  std::uint32_t* const sets_;     // the sets of OwnChoices, with set() behind them
+  std::uint32_t* const first_;    // [E/R,R] places, with count() after them
+  std::uint32_t* const sets_;     // the sets of OwnChoices, with set() after them
   std::uint32_t* all_ = nullptr;  // CTA 0: [R,E] rows that each source sends to each expert
 };
 

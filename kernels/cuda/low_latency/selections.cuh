@@ -39,7 +39,7 @@ struct IndexSource {
     load(raw, place, 0, end);
     return raw[0];
   }
-  // Loads the indices at `place`, and at every `step` places behind it.
+  // Loads the indices at `place`, and at every `step` places after it.
   template <std::uint32_t kCount>
   __device__ void load(RawIndex (&raw)[kCount], std::uint32_t place, std::uint32_t step,
                        std::uint32_t end) const {

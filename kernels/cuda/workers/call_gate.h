@@ -381,7 +381,7 @@ EPD_DEVICE inline void leave_to_main(const WorkerArguments& own) {
   set_bits_system(&own.lane->door[0], kHandedOver);
 }
 
-// The end of a gate that has taken no call, behind its stores.
+// The end of a gate that has taken no call, after its stores.
 EPD_DEVICE inline void leave_gate(const WorkerArguments& own, const Gate& gate, Look look) {
   if (look == Look::kNothing) ring_for_more(own.calls, gate.end.next);
   leave_door(*own.lane);

@@ -75,7 +75,7 @@ EPD_DEVICE inline abi::PackedCall load_call(const abi::PackedCall* at) {
 // not see or did not take. A call that is not whole yet will be rung for. `next` are the numbers of the
 // rings' next calls.
 EPD_DEVICE inline void ring_for_more(const CallArguments& own, const std::uint32_t (&next)[kCallRings]) {
-  fence_system();  // looks behind the clearing
+  fence_system();  // looks after the clearing
   bool more = false;
   EPD_NO_UNROLL
   for (std::uint32_t ring = 0; ring < kCallRings; ++ring) {

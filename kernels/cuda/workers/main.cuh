@@ -283,7 +283,7 @@ __device__ inline abi::RowPlaces load_places(const abi::CallWords& words, const 
   return {load_relaxed_system(&places.in), load_relaxed_system(&places.out)};
 }
 
-// Composes the work's operation. All threads call. The view is in the copy, behind a barrier. Returns whether
+// Composes the work's operation. All threads call. The view is in the copy, after a barrier. Returns whether
 // the operation may be run.
 __device__ inline bool compose_work(const WorkerArguments& own, const Work& work, ViewCopy& copy,
                                     Operation& op) {

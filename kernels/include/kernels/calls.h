@@ -38,7 +38,7 @@ EPD_HOST_DEVICE constexpr bool is_whole(const abi::PackedCall& call) {
   return true;
 }
 
-// Returns whether the words at the place of call `next` are of that call and whole, or of one behind it.
+// Returns whether the words at the place of call `next` are of that call and whole, or of one after it.
 EPD_HOST_DEVICE constexpr bool is_there(const abi::PackedCall& packed, std::uint32_t next) {
   const auto ahead = static_cast<std::int32_t>(static_cast<std::uint32_t>(packed.words[0] >> 32) - 1 - next);
   return ahead > 0 || (ahead == 0 && is_whole(packed));

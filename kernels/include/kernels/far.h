@@ -142,7 +142,7 @@ struct FarForwardArgs {
 
 // Writes the rows of records [begin, end) to all their places on this node. Ranges may run in parallel. All
 // stores are fenced. After a fault the records before the bad one have been written, and nothing of it and of
-// those behind.
+// those after it.
 FarFault forward_rows(const FarForwardArgs& args, const std::byte* records, std::uint32_t begin,
                       std::uint32_t end);
 

@@ -179,7 +179,7 @@ struct CountOutputs {
 
 // Words in the rank's user arena by which the client's streams hear of the end of a call. May be null.
 struct Signal {
-  std::uint32_t* done = nullptr;  // becomes `value`, behind the others, with or without an error
+  std::uint32_t* done = nullptr;  // becomes `value`, after the others, with or without an error
   std::uint32_t value = 0;
   std::uint32_t* flag = nullptr;    // becomes 1
   std::uint32_t* failed = nullptr;  // incremented if the operation has failed
@@ -200,7 +200,7 @@ struct alignas(64) Operation {
   std::uint64_t tag = 0;
   abi::OpAnnouncement announcement = {};  // has the same tag and num_tokens
   bool cached = false;                    // dispatch: `routing` exists already
-  bool mark_unused = false;               // also mark the rows behind those received
+  bool mark_unused = false;               // also mark the rows after those received
   bool zero_padding = false;              // also zero the rows that are marked
   bool sum_weights = false;               // combine: out_weights are summed over ranks (CombineArgs)
   Routing routing;

@@ -161,7 +161,7 @@ struct PlacementCounts {
   std::span<const std::uint32_t* const> expert_counts;
 };
 
-// A rank that would receive more rows than it has room for. All ranks find the same error.
+// A rank that would receive more rows than it has space for. All ranks find the same error.
 struct PlacementError {
   bool bad = false;
   std::uint32_t rank = 0;

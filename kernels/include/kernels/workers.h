@@ -1,7 +1,7 @@
 // The parameters of the gate and the main kernel, and what they exchange. Plain data.
 //
 // The engine enqueues pairs of kernels in a lane's stream, long before they are needed. Each pair stands
-// behind a wait for the lane's bell (abi::CallWords::bell). The gate, one warp, takes the next call and
+// after a wait for the lane's bell (abi::CallWords::bell). The gate, one warp, takes the next call and
 // decides what the main kernel does. The main kernel carries the call out. One pair of a lane runs at a time.
 #pragma once
 
@@ -71,7 +71,7 @@ struct alignas(32) WorkEnd {
 static_assert(sizeof(WorkEnd) == 64);
 
 enum DoorBits : std::uint32_t {
-  kInside = 1,      // a gate, or the main kernel behind it, may run an operation
+  kInside = 1,      // a gate, or the main kernel after it, may run an operation
   kHandedOver = 2,  // the gate has handed an operation over, and has ended
   kBegun = 4,       // the main kernel has begun the operation
 };

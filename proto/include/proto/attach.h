@@ -28,7 +28,7 @@ enum class AttachType : std::uint16_t {
 };
 
 // A Join is refused (RESOURCE_EXHAUSTED) while so many requests of its session wait for their replies. Those
-// of all sessions of a user have a bound, too, which leaves room for as many Leaves.
+// of all sessions of a user have a bound, too, which leaves space for as many Leaves.
 inline constexpr std::size_t kMaxPendingRequests = 64;
 
 // A client names no more of the GPUs that it sees.

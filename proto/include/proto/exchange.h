@@ -202,7 +202,7 @@ struct InboxLayout {
 //   expert_counts[s][e] compact: selections of s for the experts of d, other columns are not written;
 //                     else: rows that s sends to each expert
 // A dispatch that reuses a routing announces no counts.
-// Behind the blocks and the routing records, one inbox for each block, if few tokens may travel: see
+// After the blocks and the routing records, one inbox for each block, if few tokens may travel: see
 // InboxLayout. Only kernels of CUDA devices use it.
 // Beside the blocks, num_routes() routing records, written by d's own engine. On CUDA devices each has two
 // halves, since a dispatch overwrites before all ranks have come to it: the older is overwritten. Each half:

@@ -205,7 +205,7 @@ enum class FarReason : std::uint32_t {
   kTime,
   kNumber,
   kReserved,
-  kText,  // not terminated, or with bytes behind its end
+  kText,  // not terminated, or with bytes after its end
   kStatus,
 };
 inline constexpr std::uint32_t kNumFarReasons = 19;
@@ -277,7 +277,7 @@ constexpr FarReason check_far_counts(const FarHeader& h, const FarRule& rule) {
   return FarReason::kNone;
 }
 
-// Terminated, and zero from there: nothing rides behind a text.
+// Terminated, and zero from there: nothing rides after a text.
 template <std::size_t N>
 constexpr bool is_far_text(const char (&text)[N]) {
   std::size_t n = 0;

@@ -48,7 +48,7 @@ enum class LinkType : std::uint16_t {
   // An engine of another node, before a group names it; again when it has another address, or none
   kFarEngine = 17,
   // Memory of a rank's client in which rows of its calls may lie; fd: the memory, if it goes by descriptor.
-  // Behind kGroupRank. Answered with kMemoryMapped
+  // After kGroupRank. Answered with kMemoryMapped
   kMapMemory = 18,
   // engine -> supervisor
   kReady = 32,

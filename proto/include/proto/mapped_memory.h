@@ -46,7 +46,7 @@ enum class RowsAre : std::uint32_t {
   kFirstCalls = 1,   // memory is mapped for the third call that names it
   kNotMappable = 2,  // the engines can't map it
   kLimit = 3,        // kMaxMapped are mapped, or it could not be mapped for the moment
-  kNoRoom = 4,       // less of the allocation lies behind them than the group's region has
+  kNoRoom = 4,       // less of the allocation lies after them than the group's region has
   kUnaligned = 5,    // they begin at no multiple of kRowPlaceAlign
   kUnknown = 6,      // how many or which rows there are can't be known when the call is made
 };

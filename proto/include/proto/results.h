@@ -31,7 +31,7 @@ static_assert(kResultPlaces <= 1u << kResultPlaceBits);
 enum class CallEnding : std::uint32_t {
   kCarriedOut = 0,
   kFailed = 1,     // or was refused: the group breaks, and its board says why
-  kDiscarded = 2,  // nothing was done: the group stood still, or was of another epoch
+  kDiscarded = 2,  // nothing was done: the group was stopped, or was of another epoch
 };
 
 struct CallEnd {
@@ -47,7 +47,7 @@ struct CallEnd {
 // As it lies in its place: words that have the number of the writing in their upper half, each stored at
 // once. So a reader can tell whether all are of one writing. The number is not 0.
 struct alignas(64) CallResult {
-  // Written by whoever ends the operation, and by whoever concludes the call.
+  // Half is written at the end of the operation, half at the conclusion of the call.
   enum Word : std::uint32_t { kEnding, kRows, kDropped, kRan, kResult, kIndexLow, kIndexHigh, kRuns, kWords };
   std::uint64_t words[kWords];
 };

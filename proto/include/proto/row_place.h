@@ -11,7 +11,7 @@ inline constexpr std::uint32_t kMaxMapped = 64;
 // Rows are copied in units of so many bytes.
 inline constexpr std::uint64_t kRowPlaceAlign = 16;
 
-// From the highest bit on: the number of a mapped memory + 1, its generation, and how many bytes behind its
+// From the highest bit on: the number of a mapped memory + 1, its generation, and how many bytes after its
 // begin the rows begin. 0: they lie in the slot's region. The memory with a number may be another one later.
 // Then it has another generation, so a place that was captured in a graph never reaches it.
 using RowPlace = std::uint64_t;

@@ -202,7 +202,7 @@ int attribute(const Driver& all, const Device& device, CUdevice_attribute which)
     case CU_DEVICE_ATTRIBUTE_WARP_SIZE: return 32;
     case CU_DEVICE_ATTRIBUTE_MAX_GRID_DIM_X: return 2147483647;
     case CU_DEVICE_ATTRIBUTE_MAX_BLOCK_DIM_X: return 1024;
-    case CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE: return 1 << 20;  // whoever flushes it is quick
+    case CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE: return 1 << 20;  // flushing it is quick
     case CU_DEVICE_ATTRIBUTE_ASYNC_ENGINE_COUNT: return 3;
     case CU_DEVICE_ATTRIBUTE_PCI_BUS_ID: return 0x10 + device.machine;
     case CU_DEVICE_ATTRIBUTE_CAN_MAP_HOST_MEMORY:

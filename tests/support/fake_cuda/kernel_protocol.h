@@ -33,7 +33,7 @@ struct Launch {
   unsigned shared_bytes = 0;
 };
 
-// Run a gate, and the main kernel behind it, on the calling thread. Empty: it has ended, well or with a
+// Run a gate, and the main kernel after it, on the calling thread. Empty: it has ended, well or with a
 // result that says how. Else what a device would have faulted at.
 std::string run_gate(const kernels::WorkerArguments& own, const KernelDevice& device);
 std::string run_main(const Launch& launch, const kernels::WorkerArguments& own, const KernelDevice& device);

@@ -1,4 +1,4 @@
-// Which addresses a device can reach, and what lies behind them.
+// The addresses that a device can reach, and their memory.
 #pragma once
 
 #include "fake_cuda/driver.h"

@@ -7,7 +7,7 @@
 
 namespace epd::fake_cuda {
 
-// Of an operation that check_operation() has found nothing wrong with. As run_kernel().
+// Runs an operation that check_operation() has found nothing wrong with. As run_kernel().
 std::string run_operation(kernels::Task task, const kernels::cuda::Operation& op, const KernelDevice& device);
 
 }  // namespace epd::fake_cuda

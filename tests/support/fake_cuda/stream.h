@@ -51,7 +51,7 @@ class Stream : public std::enable_shared_from_this<Stream> {
   bool blocking() const { return blocking_; }
   std::shared_ptr<Context> context() const { return context_.lock(); }
 
-  // Destroyed, or its device has faulted: whoever waits on the stream's thread leaves.
+  // Destroyed, or its device has faulted: all waits on the stream's thread end.
   bool over() { return destroyed_.load() || device_.check() != CUDA_SUCCESS; }
   // The stream's thread no longer works for anybody: it may touch no memory any more.
   bool destroyed() const { return destroyed_.load(); }

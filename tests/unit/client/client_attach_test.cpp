@@ -229,7 +229,7 @@ TEST(ClientAttach, OlderAndNewerStructs) {
   newer.unknown = 1;
   EXPECT_EQ(epd_session_attach(&newer.known, &session), EPD_INVALID_ARGUMENT);
   EXPECT_ERROR_HAS("byte " + std::to_string(sizeof(epd_attach_options_t)));
-  // An older caller without device and timeout: what lies behind its struct is not read.
+  // An older caller without device and timeout: bytes after its struct are not read.
   newer.known.size = offsetof(epd_attach_options_t, device);
   newer.known.device = reinterpret_cast<const char*>(1);
   newer.known.timeout_ms = -1;

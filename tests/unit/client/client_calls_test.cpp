@@ -44,7 +44,7 @@ TEST_F(ClientCalls, ACallSaysAllThatTheOperationIs) {
   EXPECT_EQ(last_call().sms, 3u);
   EXPECT_EQ(last_call().num_tokens, 8u);
   end_call();
-  args.sms = 1'000'000;  // more than a call has room for, and than there are
+  args.sms = 1'000'000;  // more than a call can state, and than there are
   args.defer_receive = 1;
   ASSERT_EQ(dispatch_with(args), EPD_OK) << epd_last_error();
   EXPECT_EQ(last_call().sms, abi::kMaxCallSms);

@@ -150,7 +150,7 @@ class ClientCuda : public ClientCudaBase, public ::testing::WithParamInterface<e
   }
   static bool by_kernel() { return GetParam() == EPD_WAIT_BY_KERNEL; }
   static bool by_event() { return GetParam() == EPD_WAIT_BY_EVENT; }
-  // How many waits have not ended. Behind each there is an event, if the session has events.
+  // How many waits have not ended. After each there is an event, if the session has events.
   std::size_t waits_in(CUstream stream) const {
     const std::size_t stuck = cuda_.stuck(stream);
     return by_event() ? (stuck + 1) / 2 : stuck;

@@ -105,7 +105,7 @@ TEST_F(ClusterGroups, ASilentNodeIsLostOnce) {
   streams_.back().held_up = true;
   step(kTimeoutMs + 200);
   EXPECT_TRUE(node("node-a").groups[id].lost);
-  step(2'000);  // it has attached anew
+  step(2'000);  // it has attached again
   EXPECT_EQ(state(*coordinator_, "node-b"), NodeState::kUp);
   EXPECT_TRUE(node("node-b").agent.attached());
   EXPECT_TRUE(node("node-b").groups[id].lost) << "it has been told that it was put out";

@@ -19,7 +19,7 @@
 namespace epd::ctl {
 namespace {
 
-// A listener that speaks no gRPC. `backlog` 0: its queue has room for one connection.
+// A listener that speaks no gRPC. `backlog` 0: its queue has space for one connection.
 class Listener {
  public:
   explicit Listener(const std::string& path, int backlog = 0)

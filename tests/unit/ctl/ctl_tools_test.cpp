@@ -415,7 +415,7 @@ TEST_F(CtlTest, CompletionKnowsEveryCommandThatHelpLists) {
   std::getline(lines, line);
   int commands = 0;
   while (std::getline(lines, line) && line.starts_with("  ")) {
-    if (line[2] == ' ') continue;  // a summary that goes on
+    if (line[2] == ' ') continue;  // a summary that continues
     const std::string name = line.substr(2, line.find(' ', 2) - 2);
     EXPECT_NE(("\n" + offered).find("\n" + name + "\n"), std::string::npos) << name;
     ++commands;

@@ -42,7 +42,7 @@ class EngineCallsSmsTest : public EngineFixture {
   void set_sms(std::uint32_t sms, std::uint32_t linger_us = 0) {
     for (EngineThread* engine : engine_view_)
       engine->send(LinkType::kSettings, abi::Settings{sms, 5000, linger_us, 20, "info"});
-    break_and_resume(StatusCode::kAborted);  // behind that
+    break_and_resume(StatusCode::kAborted);  // after that
   }
 
   static constexpr std::uint32_t kSharedOptin = 232448;  // of an H200, which the fake is
@@ -92,7 +92,7 @@ TEST_F(EngineCallsSmsTest, SmsLingerAsIsSetForTheDeviceOrTheGroup) {
   EXPECT_TRUE(comes([&] { return kernels_.on(1).empty(); }));
   for (EngineThread* engine : engine_view_)
     engine->send(LinkType::kGroupSettings, abi::GroupSettings{kGroup, 0, 0, 1, abi::kMaxLingerUs});
-  break_and_resume(StatusCode::kAborted);  // behind that
+  break_and_resume(StatusCode::kAborted);  // after that
   EXPECT_TRUE(lingers());
   EXPECT_TRUE(comes([&] { return kernels_.on(1).empty(); }));
 }

@@ -145,7 +145,7 @@ TEST_F(EngineCallsViewsTest, WordsThatAreNoNextCallAreNotShown) {
   EXPECT_TRUE(shown(0).empty());
 }
 
-// The page has room for others, however many a rank rings.
+// The page has space for other ranks, however many calls one rank makes.
 TEST_F(EngineCallsViewsTest, NotMoreThanSixteenOfARankAreShown) {
   ringers_[0].ring(dispatch_on(0), 0, group_->epoch);
   for (int i = 0; i < 40; ++i) ringers_[0].ring(kNoopCall, 0, group_->epoch);

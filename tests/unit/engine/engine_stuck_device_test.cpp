@@ -95,8 +95,8 @@ TEST_F(EngineStuckDeviceTest, ACallThatNoKernelBeginsIsLateWhenItsTimeIsUp) {
   }
 }
 
-// Clients' kernels leave room for a gate, not for a main kernel. The engine was killed 3 s later, and with it
-// all groups of the GPU.
+// Clients' kernels leave space for a gate, not for a main kernel. The engine was killed 3 s later, and with
+// it all groups of the GPU.
 TEST_F(EngineStuckDeviceTest, ABreakNeedsNoMainKernelThatHasNotBegun) {
   for (int i = 0; i < 2; ++i) {
     run_and_check(0);

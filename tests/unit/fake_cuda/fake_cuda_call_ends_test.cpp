@@ -90,7 +90,7 @@ TEST_F(FakeCudaCallEnds, TokensMayBeKnownOnlyToTheDevice) {
     calls_->ring(0, calls_->dispatch(1), how);
     EXPECT_EQ(abi::unpack(calls_->journal(0).call).num_tokens, tokens);
   }
-  *at = 1u << 20;  // more than a call has room for
+  *at = 1u << 20;  // more than a call can state
   CallWorld::Ring how;
   how.num_tokens_at = at;
   calls_->ring(0, calls_->dispatch(1), how);

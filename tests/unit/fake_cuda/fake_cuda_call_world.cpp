@@ -22,7 +22,7 @@ T* pinned(std::size_t count) {
 constexpr std::uint64_t kLong_ns = 30'000'000'000;
 constexpr std::uint32_t kTimeout_ms = 30'000;
 constexpr std::uint64_t kAnyBell = 0x0000'0001'0000'0001;
-// One takes the call, one may find nothing behind it, and one is rung for by another rank.
+// One takes the call, one may find nothing after it, and one is rung for by another rank.
 constexpr std::uint32_t kPairsOfACall = 3;
 
 }  // namespace

@@ -95,7 +95,7 @@ class CallWorld {
   void open(std::uint32_t r);
   // All pairs run, and take nothing.
   void close(std::uint32_t r);
-  // Behind a wait for the bell.
+  // After a wait for the bell.
   void enqueue_pairs(std::uint32_t r, std::uint32_t count);
   // As an engine rings the bell.
   void ring_bell(std::uint32_t r) { write(r, &ranks_[r].words->bell[0], 1); }

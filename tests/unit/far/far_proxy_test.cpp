@@ -274,7 +274,7 @@ TEST_F(Proxies, AMessageThatIsTooLargeTakesItsPeerDown) {
   EXPECT_FALSE(a->next(event));
 }
 
-// More orders, and more answers, than a ring has room for: nothing is lost, the loop is told when it can go
+// More orders, and more answers, than a ring has space for: nothing is lost, the loop is told when it can go
 // on, and the thread does not spin.
 TEST_F(Proxies, FullRingsLoseNothing) {
   Watched::Calls calls;
@@ -292,7 +292,7 @@ TEST_F(Proxies, FullRingsLoseNothing) {
   }));
   constexpr std::uint64_t kOrders = 20'000;
   for (std::uint64_t i = 0; i < kOrders; ++i) a->connect(100 + i, {});  // no address: it is down
-  EXPECT_FALSE(a->has_news());                                          // no room yet
+  EXPECT_FALSE(a->has_news());                                          // no space yet
   const int before = notified;
   calls.held = false;
   ASSERT_TRUE(comes([&] { return notified != before && a->has_news(); }));

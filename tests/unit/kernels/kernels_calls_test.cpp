@@ -351,7 +351,7 @@ TEST_F(Calls, ThatNoLibraryMakesAreRefused) {
         break;
       default: call.number += 1 + below(1000); error = OpError::kLostCall;
     }
-    if (call.slot == abi::kMaxDepth) continue;  // which a call has no room for
+    if (call.slot == abi::kMaxDepth) continue;  // which a call cannot state
     const Judgement judgement = judge(call);
     EXPECT_EQ(judgement.verdict, Verdict::kRefuse);
     EXPECT_EQ(judgement.error, error);

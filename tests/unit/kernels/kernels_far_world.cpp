@@ -26,7 +26,7 @@ std::vector<std::byte> asks_of(const World& world, std::uint32_t owner, std::uin
 
 namespace {
 
-// Serves all asks, in batches of sums with room for so many records or more.
+// Serves all asks, in batches of sums with space for so many records or more.
 void serve(std::mt19937& random, const World& world, const Gateway& gateway,
            const std::vector<std::byte>& asks, std::uint32_t least_room, Sums& sums) {
   const auto count = static_cast<std::uint32_t>(asks.size() / gateway.args.shape.ask_stride());

@@ -45,7 +45,7 @@ bool is_filled(const RankReceived& expected, std::size_t row) {
   return row < expected.num_rows && expected.recv_src[2 * row] >= 0;
 }
 
-// Behind the rows of each column.
+// After the rows of each column.
 void expect_no_scales_between(const Case& c, const Received& actual) {
   std::vector<bool> of_row(c.format().scales_bytes(actual.rows) / 4);
   for (std::size_t row = 0; row < actual.rows; ++row) {

@@ -635,7 +635,7 @@ TEST_P(Liar, AGroupOfItsOwnGoesOnToo) {
   EXPECT_TRUE(coordinator_->groups().contains(kGroup + 1));
 }
 
-// Behind the highest number that a node may claim come the lowest that nobody has.
+// After the highest number that a node may claim come the lowest that nobody has.
 TEST_P(Liar, WhoClaimsAHighNumberKeepsNobodyOut) {
   constexpr std::uint32_t kHighest = 1u << 30;
   expect_the_group_goes_on(attach("1", 5, kHighest));

@@ -249,7 +249,7 @@ TEST_F(Membership, AnEngineThatIsStoppedDoesNotKeepTheOthersFromTheFatalBreak) {
                    "break device=0 group=1 epoch=1 fatal=1 cause=RANK_LOST failed_rank=1 fail_from=0",
                    "break device=1 group=1 epoch=1 fatal=1 cause=RANK_LOST failed_rank=1 fail_from=0"}));
   broken(0, 0);
-  stopped(1, 4);  // it goes on
+  stopped(1, 4);  // it continues
   broken(1, 4);
   EXPECT_EQ(group().phase(), GroupPhase::kLost);
 }

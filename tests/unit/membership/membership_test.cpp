@@ -257,7 +257,7 @@ TEST_F(Membership, RequestsAndAnswersOfOlderEpochsAreIgnored) {
   EXPECT_EQ(group().phase(), GroupPhase::kBreaking);
 }
 
-// Tags have room for so many; with the next they would fall back, and no operation would ever end.
+// Tags have space for so many; with the next they would fall back, and no operation would ever end.
 TEST_F(Membership, AGroupThatHasHadItsLastEpochIsLost) {
   activate(2);
   for (std::uint64_t epoch = 1; epoch < kLastEpoch; ++epoch) {

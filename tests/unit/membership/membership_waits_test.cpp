@@ -62,7 +62,7 @@ TEST_F(Waits, TheJoinFailsInTimeAndSaysWhatWasWaitedFor) {
   for (const char* part :
        {"group \"g\" has all its ranks", "ranks 1; rank 1 waits for cuda:1 to take the epoch"})
     EXPECT_NE(refusal_.message().find(part), std::string::npos) << refusal_.message();
-  say_waits(1, "late");  // crossed with the removal, which is still owed in time
+  say_waits(1, "late");  // crossed with the removal, which is still pending in time
   clock_.advance_ms(3'000);
   tick();
   EXPECT_EQ(take(), (Lines{"kill device=0", "kill device=1"}));
@@ -154,7 +154,7 @@ TEST_F(WaitingStreams, AnEngineThatWasAwayWhenARankWasLostLetsThemGo) {
   policy_ = LossPolicy::kDegrade;
   activate_on_gpus(4);  // ranks 0, 2 on device 0
   engine_down(0, "killed");
-  evict(1, 2, "was evicted by operator");  // its session goes on
+  evict(1, 2, "was evicted by operator");  // its session continues
   take();
   engine_up(0);
   EXPECT_EQ(take(), (Lines{"close device=0 group=1 rank=2", "start device=0 group=1 broken=1"}));

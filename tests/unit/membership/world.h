@@ -108,7 +108,7 @@ class World {
     std::map<std::uint32_t, Engine> engines;
     std::map<std::uint64_t, Client> clients;
     FakeMemory memory;
-    std::uint64_t channel = 0;  // grows when it begins anew
+    std::uint64_t channel = 0;  // grows when it begins again
     Pipe<ToCoordinator> up;
     Pipe<ToAgent> down;
     std::vector<ToAgent> stale;    // of coordinators that are gone

@@ -154,7 +154,7 @@ TEST(MetricsServerTest, ThreeThousandSilentConnectionsLeaveRoomForOthers) {
   EXPECT_THAT(get(port, "/healthz"), HasSubstr("200 OK"));
 }
 
-// Nobody makes room for others here, so the time for the request does.
+// Nobody makes space for others here, so the time for the request does.
 TEST(MetricsServerTest, AClientThatDoesNotAskIsEnded) {
   Started started("127.0.0.1:0");
   ASSERT_TRUE(started.server.ok());

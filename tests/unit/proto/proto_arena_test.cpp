@@ -137,7 +137,7 @@ TEST(UserArena, RegionsAreAlignedDisjointAndInside) {
         end = at + wide_region_bytes(s, region);
       }
     }
-    // Behind the last slot: words by which copying blocks of a slot agree, no two slots in one cache line.
+    // After the last slot: words by which copying blocks of a slot agree, no two slots in one cache line.
     for (std::uint32_t slot = 0; slot < s.depth; ++slot) {
       const std::uint64_t words = layout.staging_words(slot);
       ASSERT_EQ(words % 64, 0u);

@@ -1,5 +1,5 @@
 // The loop and its clock: nothing is judged late that lies in its socket, and no time counts in which the
-// loop stood still.
+// loop was stopped.
 #include "loop.h"
 
 #include "common/packet.h"
@@ -141,7 +141,7 @@ TEST_F(LoopDeadlines, AnAnswerThatCameWhileAHandlerWasStuckIsRead) {
   EXPECT_FALSE(late_);
 }
 
-// The whole machine stood still: its peer needs time to answer, too.
+// The whole machine was stopped: its peer needs time to answer, too.
 TEST_F(LoopDeadlines, APeerThatStoodStillAsWellHasTimeToAnswer) {
   run({[this] { real_.advance_ms(10 * kAllowedMs); }, [] {}, [this] { answer(); }, [] {}});
   EXPECT_TRUE(answered_);

@@ -89,7 +89,7 @@ class CallPort {
     std::uint64_t index_base = 0;  // to be added for the number that clients know
     std::uint64_t changed_epoch = 0;
     std::span<const kernels::RouteState> routes;  // [num_routes]
-    // What the group is in this epoch, except what the lane fills in (workspace, memories).
+    // The group in this epoch, except what the lane fills in (workspace, memories).
     const kernels::GroupView& view;
     std::span<const kernels::PeerView> peers;  // [R]
     const kernels::MemoryTable& memories;

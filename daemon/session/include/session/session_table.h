@@ -93,7 +93,7 @@ struct Carried;  // of a porter: porter.h
 
 class SessionTable {
  public:
-  // Limits of connections that have not sent Hello: of one user, and of all. The oldest makes room for one
+  // Limits of connections that have not sent Hello: of one user, and of all. The oldest is closed for one
   // more. A user may have many uids (newuidmap), and each connection takes two descriptors.
   static constexpr std::uint32_t kMaxHalfOpenPerUser = 32;
   static constexpr std::uint32_t kMaxHalfOpen = 512;

@@ -14,7 +14,7 @@ namespace epd {
 
 class DescriptorMessage {
  public:
-  // To receive into `parts`, with room for kMaxMessageFds descriptors.
+  // To receive into `parts`, with space for kMaxMessageFds descriptors.
   explicit DescriptorMessage(std::span<iovec> parts);
   // To send `parts` and at most kMaxMessageFds descriptors, which stay the caller's.
   DescriptorMessage(std::span<iovec> parts, std::span<const int> fds);
