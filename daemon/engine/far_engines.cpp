@@ -383,10 +383,8 @@ std::uint64_t FarEngines::next_look_ns() const {
     if (!peer.connected && !peer.address.empty()) next = std::min(next, peer.retry_ns);
     if (!peer.needed()) continue;
     if (peer.connected) next = std::min(next, next_ping_ns(peer));
-    next =
-        std::min(next,
-                 last_step_ns_ +
-                     timeout_ns_ / 3);  // a later call of step() would look as if the loop had been stopped
+    // A later call of step() would look as if the loop had been stopped.
+    next = std::min(next, last_step_ns_ + timeout_ns_ / 3);
   }
   return next;
 }
