@@ -12,7 +12,6 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/wait.h>
-#include <time.h>
 #include <unistd.h>
 
 enum { kRanks = 2, kTokens = 16, kHidden = 128, kExperts = 8, kRounds = 10 };
@@ -67,11 +66,6 @@ static int is_right(const struct rounds* r, uint64_t i) {
   return 1;
 }
 
-static int is_break(epd_status_t status) {
-  return status == EPD_RANK_LOST || status == EPD_DEADLINE_EXCEEDED || status == EPD_ENGINE_RESTARTED ||
-         status == EPD_ABORTED;
-}
-
 /* Where all ranks end, if the group has broken often enough: the first epoch is 1. */
 static uint64_t last_round(uint64_t next, uint64_t breaks, uint64_t epoch) {
   return epoch > breaks ? next / 2 * 2 + 2 * kRounds : UINT64_MAX;
@@ -81,31 +75,17 @@ static uint64_t last_round(uint64_t next, uint64_t breaks, uint64_t epoch) {
 static epd_status_t run(struct rounds* r, uint64_t breaks, int* wrong) {
   epd_resume_info_t info;
   epd_resume_info_init(&info);
-  epd_status_t status = epd_group_resume(r->group, EPD_FOREVER, &info); /* where the group is */
-  if (status != EPD_OK) return status;
-  uint64_t next = info.resume_op;
-  uint64_t end = last_round(next, breaks, info.epoch);
-  epd_ticket_t ticket = 0; /* of operation `next`; 0: it is still to be submitted */
-  while (next < end) {
-    status = ticket == 0 ? submit(r, next, &ticket) : EPD_OK;
-    if (status == EPD_OK) status = epd_ticket_wait(r->group, ticket, EPD_FOREVER, NULL);
-    if (status == EPD_OK) {
-      *wrong |= next % 2 != 0 && !is_right(r, next);
-      ticket = 0;
-      ++next;
-    } else if (status == EPD_WOULD_BLOCK) { /* the slot is busy, or the ring is full */
-      const struct timespec millisecond = {0, 1000000};
-      nanosleep(&millisecond, NULL);
-    } else if (!is_break(status)) {
-      return status;
-    } else if (ticket == 0 ||
-               !epd_ticket_pending(r->group, ticket)) { /* else: it only takes longer, wait again */
-      ticket = 0;
-      status = epd_group_resume(r->group, EPD_FOREVER, &info);
-      if (status != EPD_OK) return status; /* the group has ended */
-      next = info.resume_op;
-      if (end == UINT64_MAX) end = last_round(next, breaks, info.epoch);
-    }
+  epd_ticket_t ticket = 0;
+  uint64_t end = UINT64_MAX;
+  for (uint64_t i = 0; i < end;) {
+    epd_status_t status = epd_group_advance(r->group, &ticket, EPD_FOREVER, NULL, &info);
+    if (status != EPD_OK) return status; /* the group has ended */
+    const int ended_well = info.resume_op == i + 1;
+    if (ended_well && i % 2 != 0) *wrong |= !is_right(r, i);
+    i = info.resume_op; /* at first: where the group is */
+    if (end == UINT64_MAX) end = last_round(i, breaks, info.epoch);
+    status = i < end ? submit(r, i, &ticket) : EPD_OK;
+    if (status != EPD_OK && !epd_is_break(status)) return status;
   }
   printf("rank %u: %llu operations right, epoch %llu\n", r->rank, (unsigned long long)end,
          (unsigned long long)info.epoch);

@@ -29,15 +29,19 @@ bool BoardView::snapshot(BoardSnapshot& out) const {
     out.released = b.released.load(std::memory_order_relaxed);
     out.cause = checked_code(b.cause.load(std::memory_order_relaxed));
     out.failed_rank = b.failed_rank.load(std::memory_order_relaxed);
-    out.num_active_ranks = 0;
-    for (const auto& word : b.active) {
-      out.num_active_ranks += static_cast<std::uint32_t>(std::popcount(word.load(std::memory_order_relaxed)));
-    }
+    out.num_active_ranks = num_active();
     std::memcpy(out.message, b.message, sizeof(out.message));
     std::atomic_thread_fence(std::memory_order_acquire);
     if (b.change.load(std::memory_order_relaxed) == before) return true;
   }
   return false;
+}
+
+std::uint32_t BoardView::num_active() const {
+  std::uint32_t count = 0;
+  for (const auto& word : board().active)
+    count += static_cast<std::uint32_t>(std::popcount(word.load(std::memory_order_relaxed)));
+  return count;
 }
 
 Status BoardView::usable_in(std::uint64_t epoch) const {

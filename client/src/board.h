@@ -45,6 +45,7 @@ class BoardView {
   bool active(std::uint32_t rank) const {
     return (board().active[rank / 64].load(std::memory_order_acquire) >> (rank % 64) & 1) != 0;
   }
+  std::uint32_t num_active() const;
   // All operations below this number have completed on this rank.
   std::uint64_t next_index() const { return board().next_index.load(std::memory_order_acquire); }
 

@@ -146,7 +146,7 @@ struct Group {
   std::mutex events_mutex;
   // Guarded by the session's mutex.
   std::uint64_t epoch = 0;
-  std::uint64_t next_index = 0;            // the first operation of the epoch
+  std::uint64_t next_index = 0;            // the first operation of the epoch that has no end known here
   std::vector<Route> routes;               // [num_routes]
   std::vector<std::uint32_t> free_routes;  // free records for kept handles; the last is taken first
   std::array<SlotCounts, abi::kMaxDepth> counted{};

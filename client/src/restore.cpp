@@ -71,7 +71,7 @@ Status Session::restore(Group& group, std::int32_t timeout_ms, epd_resume_info_t
     return came_too_late_for_bindings();
   }
   if (!joined.ok() || joined.value().kept == 0) return come_back(group, reply, std::move(own), info);
-  return resume(group, EPD_FOREVER, joined.value().epoch, info);
+  return resume(group, EPD_FOREVER, Deadline::in_ms(EPD_FOREVER), joined.value().epoch, info);
 }
 
 Status Session::come_back(Group& former, Packet& reply, OwnMemory own, epd_resume_info_t& info) {

@@ -49,9 +49,10 @@ class Session final : News, ConnectionEvents, HookSource, Unblocker {
   Status join(const epd_group_config_t& config, Group*& group);
   // Frees the group once its hooks have run. Not from a hook.
   void leave(Group* group, Deadline deadline);
-  Status resume(Group& group, std::int32_t timeout_ms, epd_resume_info_t& info) {
-    return resume(group, timeout_ms, 0, info);
-  }
+  Status resume(Group& group, std::int32_t timeout_ms, epd_resume_info_t& info);
+  // epd_group_advance. result.size is 0 before, and afterwards unless the operation has ended.
+  Status advance(Group& group, epd_ticket_t& ticket, std::int32_t timeout_ms, epd_result_t& result,
+                 epd_resume_info_t& info);
   // Late ranks come back. If this is one of them, its handle names another group afterwards. Not from a hook.
   Status restore(Group& group, std::int32_t timeout_ms, epd_resume_info_t& info);
   // For all groups, and those that are joined later.
@@ -77,7 +78,8 @@ class Session final : News, ConnectionEvents, HookSource, Unblocker {
   // Ends its operations; returns when its hooks have run.
   void end_operations(Group& group);
   // Waits for the epoch or a later one.
-  Status resume(Group& group, std::int32_t timeout_ms, std::uint64_t epoch, epd_resume_info_t& info);
+  Status resume(Group& group, std::int32_t timeout_ms, Deadline deadline, std::uint64_t epoch,
+                epd_resume_info_t& info);
   // Ends its operations and unblocks its streams. No submission follows.
   void begin_leave_locked(Group& group);
   Status take_epoch(Group& group, std::int32_t timeout_ms, Deadline deadline, std::uint64_t epoch,

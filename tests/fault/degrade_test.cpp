@@ -124,27 +124,25 @@ std::string combine_after_loss(const Group& group, const Case& c, std::uint32_t 
   epd_resume_info_t info;
   epd_resume_info_init(&info);
   bool heard = false;
-  bool again =
-      false;  // the dispatch too: an engine that died had not heard that its kernel had carried it out
-  for (;;) {  // an engine that dies as well may make two breaks of it
-    epd_status_t status = EPD_OK;
-    if (again) status = group.dispatch(&args, &ticket, &handle);
-    if (again && status == EPD_OK) status = group.wait(ticket, kHangMs, &result);
-    if (again && status == EPD_OK) {
-      again = false;
+  // An engine that dies as well may make two breaks of it, and the dispatch be due again: it had not heard
+  // that its kernel had carried the dispatch out.
+  for (std::uint64_t op = 1; op < 2; op = info.resume_op) {
+    ticket = 0;
+    const epd_status_t status =
+        op == 0 ? group.dispatch(&args, &ticket, &handle) : group.combine(&combine, &ticket);
+    RANK_CHECK(status == EPD_OK || epd_is_break(status) != 0, epd_last_error());
+    const epd_ticket_t submitted = ticket;
+    must(epd_group_advance(group.get(), &ticket, kHangMs, &result, &info), "advance");
+    if (submitted != 0) group.ended(submitted);
+    const epd_status_t told = submitted != 0 ? result.status : status;
+    RANK_CHECK(told == EPD_OK || told == EPD_RANK_LOST || (engine_dies && told == EPD_ENGINE_RESTARTED),
+               epd_status_name(told));
+    heard = heard || (told == EPD_RANK_LOST && (submitted == 0 || result.failed_rank == 1));
+    RANK_CHECK(info.resume_op >= 1 || engine_dies, "operation " + std::to_string(info.resume_op));
+    if (op == 0 && info.resume_op == 1) {
       combine.handle = handle;
       fill_combine(c, buffers, rank, {0, 0}, result.num_recv_rows);
     }
-    if (status == EPD_OK) status = group.combine(&combine, &ticket);
-    if (status == EPD_OK) status = group.wait(ticket, kHangMs, &result);
-    if (status == EPD_OK) break;
-    RANK_CHECK(status == EPD_RANK_LOST || (engine_dies && status == EPD_ENGINE_RESTARTED),
-               std::string(epd_status_name(status)) + ": " + epd_last_error());
-    if (status == EPD_RANK_LOST) must_say("rank 1");
-    heard = heard || status == EPD_RANK_LOST;
-    must(epd_group_resume(group.get(), kHangMs, &info), "resume");
-    again = again || info.resume_op == 0;
-    RANK_CHECK(info.resume_op == 1 || (engine_dies && again), "operation " + std::to_string(info.resume_op));
   }
   RANK_CHECK(heard || engine_dies, "nobody said that the rank is lost");
   RANK_CHECK(info.epoch >= 2 && info.num_active_ranks == kRanks - 1,

@@ -85,13 +85,14 @@ class Recoveries:
 
     def __init__(self) -> None:
         self.count = 0
-        recover = Steps._recover
+        advance = Steps._advance
 
-        def counted(steps: Steps, joined: Any) -> int:
-            self.count += 1
-            return recover(steps, joined)
+        def counted(steps: Steps, joined: Any) -> bool:
+            undone = advance(steps, joined)
+            self.count += undone
+            return undone
 
-        Steps._recover = counted  # type: ignore[method-assign]
+        Steps._advance = counted  # type: ignore[method-assign]
 
 
 def capture(x: Any) -> None:

@@ -397,14 +397,15 @@ def engines_die(group: Any, begun: str, stop: str) -> int:
     weights = 2.0 ** torch.randint(-1, 2, (tokens, 3), generator=made).float()
     expected = (x.float() * weights.sum(1, keepdim=True)).to(BF16)
     breaks = 0
-    recover = Steps._recover
+    advance = Steps._advance
 
-    def counted(steps: Steps, joined: Any) -> int:
+    def counted(steps: Steps, joined: Any) -> bool:
         nonlocal breaks
-        breaks += 1
-        return recover(steps, joined)
+        undone = advance(steps, joined)
+        breaks += undone
+        return undone
 
-    Steps._recover = counted  # type: ignore[method-assign]
+    Steps._advance = counted  # type: ignore[method-assign]
     try:
         ends, number = torch.zeros(1), 0
         while ends.item() == 0:
@@ -425,7 +426,7 @@ def engines_die(group: Any, begun: str, stop: str) -> int:
         assert mask_of(buffer) == []
         buffer.destroy()
     finally:
-        Steps._recover = recover  # type: ignore[method-assign]
+        Steps._advance = advance  # type: ignore[method-assign]
     return breaks
 
 

@@ -14,7 +14,7 @@ import threading
 import time
 import types
 import weakref
-from typing import Any, Callable, Iterator
+from typing import Any, Callable, Iterator, Optional
 
 import pytest
 from conftest import HOST_DEVICES, ROOT, Daemon
@@ -141,11 +141,15 @@ class FakeGroup:
         if self.resume_at:
             raise epd.EngineRestarted("the engine is back")
 
-    def resume(self) -> epd.ResumeInfo:
+    def advance(self, ticket: Any = None) -> tuple[Optional[epd.Result], epd.ResumeInfo]:
+        with contextlib.suppress(*epd.BREAKS):
+            if ticket is not None:
+                result = ticket.wait()
+                return result, epd.ResumeInfo(1, result.op_index + 1, 1)
         resume_op = self.resume_at.pop(0)
         if resume_op < 0:
             raise epd.RankLost("this rank is lost")
-        return epd.ResumeInfo(2, resume_op, 1)
+        return None, epd.ResumeInfo(2, resume_op, 1)
 
 
 class FakeJoined:

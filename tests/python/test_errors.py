@@ -314,6 +314,39 @@ def test_rank_lost(daemon: Daemon) -> None:
         assert results[0].status == epd.Status.RANK_LOST and results[0].failed_rank == 1
 
 
+def test_an_advance_goes_on_without_a_lost_rank(daemon: Daemon) -> None:
+    with Ranks(daemon.socket, shape(num_ranks=2, policy=epd.Policy.DEGRADE)) as (group, other):
+        assert group.advance() == (None, epd.ResumeInfo(1, 0, 2))
+        tickets = [each.dispatch(0, 2) for each in (group, other)]
+        result, at = group.advance(tickets[0])
+        assert result is not None and result.op_index == 0 and at == (1, 1, 2)
+        raised(epd.NotFound, tickets[0].wait)  # it is empty
+        ticket = group.dispatch(1, 0)
+        raised(epd.DeadlineExceeded, lambda: group.advance(ticket, 300))
+        raised(epd.WouldBlock, lambda: group.advance(ticket, epd.NO_WAIT))
+        assert ticket.pending
+        other.leave()
+        assert group.advance(ticket) == (None, (2, 1, 1)) and not ticket.pending
+        ticket = group.dispatch(1, 1)
+        result, at = group.advance(ticket)
+        assert result is not None and result.num_recv_rows == at.num_active_ranks == 1 and at.resume_op == 2
+        assert group.advance(ticket) == group.advance() == (None, at)  # nothing is wrong
+        group.combine(1, ticket.handle).wait()  # it knows how many rows there are
+
+
+def test_an_advance_raises_what_a_repetition_would_not_mend(daemon: Daemon) -> None:
+    with Ranks(daemon.socket, shape(num_ranks=2)) as groups:
+        tickets = [group.dispatch(group.rank, 0) for group in groups]  # on slots that differ
+        for group, ticket in zip(groups, tickets):
+            raised(epd.InvalidArgument, lambda group=group, ticket=ticket: group.advance(ticket))
+            raised(epd.InvalidArgument, lambda group=group: group.noop(1))
+        for wrong in (-3, 1 << 32):
+            assert raised(epd.InvalidArgument, lambda wrong=wrong: groups[0].advance(None, wrong)).value == str(wrong)
+        groups[1].leave()
+        raised(epd.RankLost, groups[0].advance)
+    raised(epd.InvalidArgument, groups[0].advance)
+
+
 def test_degrade_goes_on_and_takes_the_rank_back(daemon: Daemon) -> None:
     config = shape(num_ranks=2, policy=epd.Policy.DEGRADE)
     with Ranks(daemon.socket, config) as groups:

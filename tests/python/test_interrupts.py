@@ -15,6 +15,7 @@ import pytest
 from conftest import Daemon, Ranks, shape
 
 import epd
+import epd.group
 import epd.ticket
 
 PREAMBLE = """
@@ -42,6 +43,7 @@ BLOCKING = {
     "join": "report(lambda: join(0)); os._exit(0)",
     "wait": "a, b = both(); t = a.dispatch(0, 0); report(t.wait); print(t.pending)",
     "wait with a time": "a, b = both(); t = a.dispatch(0, 0); report(lambda: t.wait(20000)); print(t.pending)",
+    "advance": "a, b = both(); t = a.dispatch(0, 0); report(lambda: a.advance(t)); print(t.pending)",
     "counts": "a, b = both(); t = a.dispatch(0, 0); report(t.counts); print(t.pending)",
     "wait_sent": """
 a, b = both(); first = a.dispatch(0, 0); b.dispatch(0, 0).wait(); h = first.handle; first.wait()
@@ -57,6 +59,15 @@ try:
     report(a.resume)
 finally: os.kill(engine, signal.SIGCONT)
 print(a.resume().epoch == 2)""",
+    "advance to the next epoch": """
+import signal
+a, b = both()
+engine = int(sys.argv[2])
+os.kill(engine, signal.SIGSTOP)
+t = a.dispatch(0, 0, timeout_ms=200)
+try: report(lambda: a.advance(t))
+finally: os.kill(engine, signal.SIGCONT)
+print(a.advance(t)[1].epoch == 2)""",
 }
 
 
@@ -202,6 +213,35 @@ def test_an_end_that_comes_with_ctrl_c_is_told_by_the_next_wait(
             assert result.num_recv_rows == 5
         with pytest.raises(epd.NotFound, match="the ticket is empty"):
             ticket.wait()
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_an_end_that_comes_with_ctrl_c_is_told_by_the_next_advance(
+    daemon: Daemon, monkeypatch: pytest.MonkeyPatch, fails: bool
+) -> None:
+    real = epd.group.library.epd_group_advance
+
+    def interrupted_advance(*arguments: Any) -> int:
+        status: int = real(*arguments)
+        if ticket.pending:
+            return status
+        monkeypatch.undo()
+        raise KeyboardInterrupt
+
+    with Ranks(daemon.socket, shape(num_ranks=2)) as (a, b):
+        ticket = a.dispatch(0, 3, timeout_ms=300 if fails else 0)
+        if not fails:
+            b.dispatch(0, 2).wait()
+        monkeypatch.setattr(epd.group.library, "epd_group_advance", interrupted_advance)
+        with pytest.raises(KeyboardInterrupt):
+            a.advance(ticket)
+        assert not ticket.pending
+        result, at = a.advance(ticket)
+        if fails:
+            assert result is None and at.epoch == 2 and at.resume_op == 0
+        else:
+            assert result is not None and result.num_recv_rows == 5 and at.resume_op == 1
+        assert a.advance(ticket) == (None, at)
 
 
 def test_ctrl_c_while_a_last_reference_leaves(daemon: Daemon) -> None:

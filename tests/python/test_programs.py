@@ -49,7 +49,7 @@ def test_the_recovery_loop_of_the_guide_goes_on_after_an_engine_was_killed(
     own_daemon: Callable[..., Daemon],
 ) -> None:
     source = (EXAMPLES / "recovery.py").read_text()
-    loop = source[source.index("BREAKS =") : source.index("\n\n\ndef main")]
+    loop = source[source.index("def run(") : source.index("\n\n\ndef main")]
     assert loop in (ROOT / "client/GUIDE.md").read_text()
     daemon = own_daemon('devices.host = 1\ndevices.cuda = "none"')
     found = re.search(r'event="engine started" device="host:0" pid=(\d+)', daemon.log.read_text())

@@ -1,9 +1,9 @@
 """Going on without lost ranks: what a break of the group has undone is made again.
 
 Under EPD_POLICY_DEGRADE_LATE a rank is lost that ends, or that an operation has waited for until its deadline. Then
-the operations in flight fail on all others, which resume and repeat: a rank also what it has completed and another
-one has not. One operation of a group is in flight at a time, so that is the last one at most. A rank whose caller is
-elsewhere, as in a collective, does so by a thread (watch.py).
+the operations in flight fail on all others, and epd_group_advance says what they repeat: a rank also what it has
+completed and another one has not. One operation of a group is in flight at a time, so that is the last one at most. A
+rank whose caller is elsewhere, as in a collective, does so by a thread (watch.py).
 """
 
 from __future__ import annotations
@@ -16,8 +16,6 @@ from typing import Any, Callable, Iterator, Optional, Protocol, Union
 import torch
 
 import epd
-
-BREAKS = (epd.RankLost, epd.DeadlineExceeded, epd.EngineRestarted, epd.Aborted)
 
 
 class Attempt(enum.Enum):
@@ -65,13 +63,14 @@ class Steps:
     def __init__(self) -> None:
         self.out = False
         self.lock = threading.RLock()
-        self._unended: Optional[Step] = None  # whose end was not waited for, or not until it came
-        self._ticket: Optional[epd.Ticket] = None  # its; None: it has failed and is to be submitted again
-        self._outcome: Union[None, epd.Result, epd.Error] = None  # its, once it is known
         self._last: Optional[Step] = None  # that has completed
         self._last_index = -1
         self._due = False  # the last one must be repeated
-        self._repetition: Any = None  # its ticket; True: it has ended
+        self._repeated = False  # it has been, and was not told yet
+        self._unended: Optional[Step] = None  # whose end was not waited for, or not until it came
+        self._attempt = Attempt.FIRST  # of its next submission
+        self._outcome: Union[None, epd.Result, epd.Error] = None  # its, once it is known
+        self._ticket: Optional[epd.Ticket] = None  # of the last one while that is due, else of the unended one
         self._untaken = False  # the caller has not got all that the last one delivers
         self._taken: Any = None  # GPUs: the event behind the copies of its results
         self._captured = False
@@ -87,10 +86,15 @@ class Steps:
             if self._unended is not None:  # its wait was interrupted; others may have to repeat it
                 self.end(joined, self._unended)
             self._untaken = False
-            ticket = self._submit(joined, step, Attempt.FIRST)
-            self._unended, self._ticket = step, ticket
+            self._unended, self._attempt = step, Attempt.FIRST
+            try:
+                self._go_on(joined, to_the_end=False)
+            finally:
+                if self._attempt is Attempt.FIRST:  # it has not begun
+                    self._unended = None
+            assert self._ticket is not None
             step.submitted()
-            return ticket
+            return self._ticket
 
     def end(self, joined: Resumable, step: Step) -> None:
         """Returns when the operation that was begun last has ended well. Raises RankLost if this rank is lost. If it
@@ -99,11 +103,14 @@ class Steps:
             if step is not self._last:
                 assert step is self._unended
                 try:
-                    result = self._ended(joined, step)
+                    self._go_on(joined)
+                    if isinstance(self._outcome, epd.Error):
+                        raise self._outcome
                 except epd.Error:
                     self._unended = self._outcome = None
                     raise
-                self._last, self._last_index, self._untaken = step, result.op_index, True
+                assert self._outcome is not None
+                self._last, self._last_index, self._untaken = step, self._outcome.op_index, True
             step.completed()
             self._unended = self._outcome = None
 
@@ -118,9 +125,7 @@ class Steps:
         """Takes notice of a break, unless an operation is under way that will. What is made again is submitted in
         `stream`, which is current (None on host devices). Raises RankLost if this rank is lost."""
         with self.lock:
-            try:
-                joined.group.check()
-            except BREAKS:
+            if not _is_well(joined):
                 self._make_up_for(joined, stream)
 
     def restore(self, joined: Resumable) -> None:
@@ -134,13 +139,14 @@ class Steps:
                         self.end(joined, self._unended)
                     joined.group.restore()
                     break
-                except BREAKS:
+                except epd.BREAKS:
                     if lost or _is_well(joined):
                         raise
                     with contextlib.suppress(epd.RankLost):  # this rank is, as the next turn tells
-                        self._recover(joined)
-            self._unended = self._ticket = self._outcome = self._last = self._repetition = None
-            self._last_index, self._due, self._untaken, self.out = -1, False, False, False
+                        self._advance(joined)
+                        self._go_on(joined)
+            self._unended = self._ticket = self._outcome = self._last = None
+            self._last_index, self._due, self._repeated, self._untaken, self.out = -1, False, False, False, False
             joined.restored()
 
     def look(self, joined: Resumable, stream: Any) -> None:
@@ -154,26 +160,13 @@ class Steps:
             self.check(joined, stream)
             if self._due:  # it has failed before
                 with self._in_stream(stream):
-                    self._repeat(joined)
+                    self._go_on(joined, to_the_end=False)
         except epd.Error:
             pass
         finally:
             self.lock.release()
 
     # ---- inside ------------------------------------------------------------------------------------
-
-    def _ended(self, joined: Resumable, step: Step) -> epd.Result:
-        while self._outcome is None:
-            if self._ticket is None:
-                self._ticket = self._submit(joined, step, Attempt.AGAIN)
-            try:
-                self._outcome = _wait(self._ticket)
-            except BREAKS:
-                self._ticket = None
-                self._recover(joined)
-        if isinstance(self._outcome, epd.Error):
-            raise self._outcome
-        return self._outcome
 
     def _may_repeat(self, stream: Any) -> bool:
         """Not while the caller is about to take results, and on GPUs not before he has waited for the end: there his
@@ -184,22 +177,12 @@ class Steps:
         """If it may. Else the caller's next call does."""
         if not self._may_repeat(stream):
             return
-        step, ticket = self._unended, self._ticket
-        if step is not None and ticket is not None and self._outcome is None:
-            if ticket.pending:
-                return  # the break has not reached it yet
-            try:
-                self._outcome = ticket.wait(epd.NO_WAIT)
-            except BREAKS:
-                self._ticket = None
-            except epd.Error as error:  # its own, for the caller
-                self._outcome = error
+        if not self._due and self._ticket is not None and self._ticket.pending:
+            return  # the break has not reached it yet
         with self._in_stream(stream):
-            resume_op = self._recover(joined)
-            outcome = self._outcome
-            if step is not None and (outcome is None or _is_due(outcome, resume_op)):
-                self._outcome = self._ticket = None
-                self._ticket = self._submit(joined, step, Attempt.AGAIN)
+            if not self._due and (self._ticket is None or not self._advance(joined)):
+                self._advance(joined)
+            self._go_on(joined, to_the_end=False)
 
     @contextlib.contextmanager
     def _in_stream(self, stream: Any) -> Iterator[None]:
@@ -217,66 +200,58 @@ class Steps:
             last.stream = before
             stream.synchronize()
 
-    def _submit(self, joined: Resumable, step: Step, attempt: Attempt) -> epd.Ticket:
-        while True:
-            try:
-                self._repeat(joined)
-                return joined.submit_now(step.submit, attempt)
-            except BREAKS:
-                self._recover(joined)
-
-    def _recover(self, joined: Resumable) -> int:
-        """Afterwards the group's next operation is the one that this rank has not completed. Returns the first one
-        that was to be made again."""
-        while True:
-            try:
-                resume_op = joined.group.resume().resume_op
-            except epd.RankLost:
-                self.out = True
-                raise
-            self._due, self._repetition = self._last is not None and self._last_index >= resume_op, None
-            try:
-                self._repeat(joined)
-            except BREAKS:
+    def _go_on(self, joined: Resumable, to_the_end: bool = True) -> None:
+        """Until the last operation is not due, and the other one has ended, or is at least in flight."""
+        while self._due or (self._unended is not None and self._outcome is None):
+            if self._repeated:
+                assert self._last is not None
+                self._last.repeated()
+                self._due = self._repeated = False
                 continue
-            return resume_op
+            if self._ticket is None:
+                self._submit(joined)
+            if self._ticket is None or self._due or to_the_end:
+                self._advance(joined)
+            else:
+                return
 
-    def _repeat(self, joined: Resumable) -> None:
-        """The last operation, if that is due. If it fails or is interrupted, it stays due."""
-        if not self._due:
-            return
-        last = self._last
-        assert last is not None
+    def _submit(self, joined: Resumable) -> None:
+        step, attempt = (self._last, Attempt.REPEAT) if self._due else (self._unended, self._attempt)
+        assert step is not None
+        with contextlib.suppress(*epd.BREAKS):
+            self._ticket = joined.submit_now(step.submit, attempt)
+            if not self._due:
+                self._attempt = Attempt.AGAIN
+
+    def _advance(self, joined: Resumable) -> bool:
+        """Takes the end of what is in flight, or resumes. True: there was a break, and what is due is known. Raises
+        RankLost, and what the repetition has ended with: that stays due."""
+        ticket = self._ticket
         try:
-            if self._repetition is None:
-                self._repetition = joined.submit_now(last.submit, Attempt.REPEAT)
-            if self._repetition is not True:
-                _wait(self._repetition)
-                self._repetition = True
-        except epd.Error:
-            self._repetition = None
-            raise
-        last.repeated()
-        self._due, self._repetition = False, None
-
-
-def _is_due(outcome: Union[epd.Result, epd.Error], resume_op: int) -> bool:
-    """It went well here, and not on another rank."""
-    return isinstance(outcome, epd.Result) and outcome.op_index >= resume_op
+            result, at = joined.group.advance(ticket)
+        except epd.Error as error:
+            self._ticket = None
+            self.out = self.out or isinstance(error, epd.RankLost)
+            if self.out or self._due or ticket is None:
+                raise
+            self._outcome = error
+            return False
+        self._ticket = None
+        if result is not None and result.op_index < at.resume_op:
+            if self._due:
+                self._repeated = True
+            else:
+                self._outcome = result
+            return False
+        self._due, self._repeated = self._last is not None and self._last_index >= at.resume_op, False
+        if isinstance(self._outcome, epd.Result) and self._outcome.op_index >= at.resume_op:
+            self._outcome = None  # it went well here, and not on another rank
+        return True
 
 
 def _is_well(joined: Resumable) -> bool:
     try:
         joined.group.check()
-    except BREAKS:
+    except epd.BREAKS:
         return False
     return True
-
-
-def _wait(ticket: epd.Ticket) -> epd.Result:
-    while True:
-        try:
-            return ticket.wait()
-        except epd.DeadlineExceeded:
-            if not ticket.pending:
-                raise

@@ -78,6 +78,12 @@ typedef enum epd_status {
   EPD_ABORTED = 12,           /* given up, for example because this rank has left */
   EPD_INTERNAL = 13           /* an error of the system or driver, or a defect of epd */
 } epd_status_t;
+/* 1: a submission, or an operation, that failed with this status is to be repeated after epd_group_advance or
+ * epd_group_resume: RANK_LOST, DEADLINE_EXCEEDED, ENGINE_RESTARTED, ABORTED. 0: another status. */
+static inline int epd_is_break(epd_status_t status) {
+  return status == EPD_RANK_LOST || status == EPD_DEADLINE_EXCEEDED || status == EPD_ENGINE_RESTARTED ||
+         status == EPD_ABORTED;
+}
 
 /* Values of timeout_ms, see convention 8. */
 #define EPD_FOREVER (-1)
@@ -818,6 +824,36 @@ EPD_API epd_status_t epd_ticket_poll(epd_group_t* group, epd_ticket_t ticket, ep
 /* 1 while the operation is in flight (a captured one: until a replay ends that no wait has returned for),
  * else 0; 0 also for a ticket that is not known. */
 EPD_API int epd_ticket_pending(epd_group_t* group, epd_ticket_t ticket);
+
+/* One step of a program that goes on after breaks. It waits for the end of the operation *ticket. If a break
+ * has undone the operation, it also waits for the group's new epoch, as epd_group_resume does. Then
+ * info->resume_op is the operation to submit next: the one behind it, or after a break the first one to be
+ * repeated, which this rank may have completed. A program with one operation in flight, whose operations have
+ * the group's numbers, is this loop:
+ *
+ *   for (ticket = 0;;) {
+ *     status = epd_group_advance(group, &ticket, EPD_FOREVER, NULL, &info);
+ *     if (status != EPD_OK || info.resume_op == end) return status;
+ *     status = submit(info.resume_op, &ticket);
+ *     if (status != EPD_OK && !epd_is_break(status)) return status;
+ *   }
+ *
+ * With several in flight: if info->epoch has changed, drop the other tickets, and submit all again from
+ * resume_op on.
+ *
+ * *ticket becomes 0 if the operation has ended, well or not. Otherwise it is in flight: call again. If
+ * *ticket is 0 before, or ticket is NULL, the call is epd_group_resume: at the beginning, or after a
+ * submission that has failed. resume_op is then behind the operations of the epoch whose end
+ * epd_group_advance has told. result: as of epd_ticket_wait; result->status is EPD_OK if the operation has
+ * ended well. It is not written while there is no end. result and info may be NULL.
+ *
+ * timeout_ms 0: EPD_FOREVER. WOULD_BLOCK (EPD_NO_WAIT) or DEADLINE_EXCEEDED: the operation is in flight, or
+ * the group has not agreed on a new epoch; never the operation's own status. RANK_LOST: the group has ended,
+ * or this rank was evicted or late. INVALID_ARGUMENT, RESOURCE_EXHAUSTED, INTERNAL: the operation's own
+ * status, and nothing was resumed. ABORTED: another thread has left. NOT_FOUND: as of epd_ticket_wait.
+ * INVALID_ARGUMENT: timeout_ms. */
+EPD_API epd_status_t epd_group_advance(epd_group_t* group, epd_ticket_t* ticket, int32_t timeout_ms,
+                                       epd_result_t* result, epd_resume_info_t* info);
 
 typedef struct epd_counts {
   size_t size;

@@ -45,6 +45,8 @@ class Error : public std::runtime_error {
   Error(epd_status_t status, const std::string& text)
       : std::runtime_error(std::string(epd_status_name(status)) + ": " + text), status_(status) {}
   epd_status_t status() const noexcept { return status_; }
+  // epd_is_break: to be repeated after advance() or resume().
+  bool is_break() const noexcept { return epd_is_break(status_) != 0; }
 
  private:
   epd_status_t status_;
@@ -583,6 +585,19 @@ class Group {
     epd_resume_info_t info;
     epd_resume_info_init(&info);
     detail::check(epd_group_resume(get(), timeout_ms, &info));
+    return info;
+  }
+  // epd_group_advance: resume_op is the operation to submit next. The ticket may be empty before, and is
+  // empty afterwards, or in flight if this throws DEADLINE_EXCEEDED or WOULD_BLOCK.
+  epd_resume_info_t advance(Ticket& ticket, std::int32_t timeout_ms = EPD_FOREVER,
+                            epd_result_t* result = nullptr) {
+    epd_resume_info_t info;
+    epd_resume_info_init(&info);
+    if (result != nullptr) epd_result_init(result);
+    epd_ticket_t number = ticket.get();
+    const epd_status_t status = epd_group_advance(get(), &number, timeout_ms, result, &info);
+    if (number == 0 || status == EPD_NOT_FOUND) ticket.release();
+    detail::check(status);
     return info;
   }
   // epd_group_restore.

@@ -19,6 +19,7 @@ from typing import Any as _Any
 from ._library import path as library_path
 from .buffers import Buffers, DeviceArray
 from .errors import (
+    BREAKS,
     Aborted,
     DaemonLost,
     DeadlineExceeded,
@@ -78,6 +79,7 @@ def __getattr__(name: str) -> _Any:
 
 __all__ = [
     "ANY_RANK",
+    "BREAKS",
     "FOREVER",
     "NO_WAIT",
     "Aborted",

@@ -289,6 +289,7 @@ FUNCTIONS: dict[str, tuple[object, tuple[object, ...]]] = {
     "epd_group_waits": (_ENUM_STATUS, (c_void_p, c_void_p, c_void_p)),
     "epd_group_buffers": (_ENUM_STATUS, (c_void_p, c_uint32, c_void_p)),
     "epd_group_resume": (_ENUM_STATUS, (c_void_p, c_int32, c_void_p)),
+    "epd_group_advance": (_ENUM_STATUS, (c_void_p, c_void_p, c_int32, c_void_p, c_void_p)),
     "epd_group_restore": (_ENUM_STATUS, (c_void_p, c_int32, c_void_p)),
     "epd_group_check": (_ENUM_STATUS, (c_void_p, c_void_p)),
     "epd_dispatch": (_ENUM_STATUS, (c_void_p, c_void_p, c_void_p, c_void_p, c_void_p)),

@@ -13,6 +13,7 @@ from .types import GroupConfig, ReturnWeights
 DISPATCH = _abi.pack_format(_abi.DispatchArgs)
 COMBINE = _abi.pack_format(_abi.CombineArgs)
 RESULT = _abi.pack_format(_abi.Result)
+UNTOUCHED = (1 << 64) - 1  # as op_index of a ResultBlock: the library has written no result
 
 
 class ArgumentBlock:

@@ -125,6 +125,10 @@ class InternalError(Error, status=Status.INTERNAL):
     """An error of the system or the CUDA driver, which the text names, or a defect of epd."""
 
 
+# What submissions and operations raise that are to be repeated after Group.advance() or Group.resume().
+BREAKS = (RankLost, DeadlineExceeded, EngineRestarted, Aborted)
+
+
 def last_error(status: int, rank: Optional[int] = None, timeout_ms: int = 0) -> Error:
     """The exception of this thread's last call, which returned `status`.
 

@@ -12,12 +12,12 @@ from ._handles import is_member
 from ._library import library
 from ._membership import Membership
 from ._shapes import RegionShape
-from ._submissions import COMBINE, DISPATCH, ArgumentBlock, foreign, misfit, no_object
+from ._submissions import COMBINE, DISPATCH, UNTOUCHED, ArgumentBlock, ResultBlock, foreign, misfit, no_object
 from .buffers import Buffers, DeviceArray, host_view, numpy_array
 from .errors import InvalidArgument, Status
 from .memory import Memory
 from .ticket import Dispatch, Handle, Ticket, checked_timeout, stream_address
-from .types import FOREVER, DeviceKind, Progress, ResumeInfo, ReturnWeights, Waits, integer
+from .types import FOREVER, DeviceKind, Progress, Result, ResumeInfo, ReturnWeights, Waits, integer
 
 if TYPE_CHECKING:
     import numpy as np
@@ -382,6 +382,50 @@ class Group(Membership):
         if status:
             raise self._error(status, None, timeout_ms)
         return ResumeInfo(raw.epoch, raw.resume_op, raw.num_active_ranks)
+
+    def advance(
+        self, ticket: Optional[Ticket] = None, timeout_ms: int = FOREVER
+    ) -> tuple[Optional[Result], ResumeInfo]:
+        """One step of a program that goes on after breaks: waits for an operation as Ticket.wait does, and if a break
+        has undone it, for the group's new epoch as `resume` does. GUIDE.md, "Recovery", has the loop.
+
+        ticket: is empty afterwards, unless this raises while the operation is in flight. None, or empty: only resumes,
+        at the beginning or after a submission that has failed.
+
+        Returns the result if the operation has ended well, else None; and as resume_op the operation to submit next.
+        If that is not behind this one, a break has undone this one all the same.
+
+        Raises DeadlineExceeded or WouldBlock (NO_WAIT): still in flight, or the ranks have not agreed; call it again
+        with the same ticket. RankLost: the group has ended, or this rank was evicted or late. InvalidArgument,
+        ResourceExhausted, InternalError: the operation's own; nothing was resumed. Ctrl-C ends the wait in the main
+        thread, and the next call goes on.
+        """
+        timeout_ms = checked_timeout(timeout_ms)
+        handle = self._handle
+        block = self._results.pop() if self._results else ResultBlock()
+        block.op_index.value = UNTOUCHED
+        number = ctypes.c_uint64(0 if ticket is None else ticket._ticket)
+        raw = _abi.ResumeInfo(ctypes.sizeof(_abi.ResumeInfo))
+        addresses = ctypes.addressof(number), block.address, ctypes.addressof(raw)
+
+        def call(ms: int) -> int:
+            return int(library.epd_group_advance(handle, addresses[0], ms, *addresses[1:]))
+
+        first_ms = first_slice(timeout_ms)
+        try:
+            status = call(first_ms)
+            if status == Status.DEADLINE_EXCEEDED and first_ms != timeout_ms:
+                status = go_on(call, timeout_ms)
+        finally:
+            if ticket is not None and block.op_index.value != UNTOUCHED:
+                ticket._keep(block)
+        self._results.append(block)
+        if status in (Status.DEADLINE_EXCEEDED, Status.WOULD_BLOCK):
+            raise self._error(status, None, timeout_ms)
+        result = None if ticket is None else ticket._told()
+        if status:
+            raise self._error(status)
+        return result, ResumeInfo(raw.epoch, raw.resume_op, raw.num_active_ranks)
 
     def restore(self, timeout_ms: int = 0) -> ResumeInfo:
         """Takes back ranks that were lost because they were late, and that live (Policy.DEGRADE_LATE). They and all

@@ -12,14 +12,13 @@ from ._blocking import OPERATION_MS, SLICE_MS, first_slice, go_on
 from ._handles import NotCopied
 from ._library import library
 from ._membership import Membership
-from ._submissions import RESULT, ResultBlock
+from ._submissions import RESULT, UNTOUCHED, ResultBlock
 from .errors import InvalidArgument, NotFound, Status
 from .memory import Memory
 from .types import FOREVER, NO_WAIT, Counts, Result
 
 _ticket_wait = library.epd_ticket_wait
 _STATUSES = tuple(Status)
-_UNTOUCHED = (1 << 64) - 1  # as op_index: the library has written no result
 
 _unpack_result = RESULT.unpack
 _OK = Status.OK
@@ -71,7 +70,7 @@ class Ticket(NotCopied):
 
     # Of the operation, as given at its submission; FOREVER: in a stream, so nobody knows. Not set: the daemon's.
     _deadline_ms: int
-    # Of an operation whose end the library has told when Ctrl-C came. The next wait returns or raises it.
+    # Of an operation whose end the library has told when Ctrl-C came. The next wait or Group.advance takes it.
     _kept: Union[Result, Exception]
     handle: Optional[Handle] = None  # of a dispatch
 
@@ -96,15 +95,15 @@ class Ticket(NotCopied):
             block = results.pop()
         except IndexError:
             block = ResultBlock()
-        block.op_index.value = _UNTOUCHED
+        block.op_index.value = UNTOUCHED
         # first_slice(), written out: a wait that ends at once pays for each call of Python's.
         first_ms = SLICE_MS if timeout_ms > SLICE_MS or -1 <= timeout_ms <= 0 else timeout_ms
         try:
             status = _ticket_wait(handle, self._ticket, first_ms, block.address)
-            if status == _LATE and first_ms != timeout_ms and block.op_index.value == _UNTOUCHED:
+            if status == _LATE and first_ms != timeout_ms and block.op_index.value == UNTOUCHED:
                 status = self._wait_on(handle, timeout_ms, block)
         except BaseException:
-            if block.op_index.value != _UNTOUCHED and not group._on_gpu:
+            if block.op_index.value != UNTOUCHED and not group._on_gpu:
                 self._keep(block)
             raise
         if status == _NOT_FOUND and not self._ticket and hasattr(self, "_kept"):
@@ -118,8 +117,8 @@ class Ticket(NotCopied):
             if not group._on_gpu:
                 self._ticket = 0
             return Result(_OK, rank, op_index, rows, seen, launched, done, dropped, runs)
-        error = self._error(status, rank if op_index != _UNTOUCHED and rank >= 0 else None, timeout_ms)
-        if status == Status.NOT_FOUND or (op_index != _UNTOUCHED and not group._on_gpu):
+        error = self._error(status, rank if op_index != UNTOUCHED and rank >= 0 else None, timeout_ms)
+        if status == Status.NOT_FOUND or (op_index != UNTOUCHED and not group._on_gpu):
             self._ticket = 0
         try:
             raise error
@@ -146,6 +145,13 @@ class Ticket(NotCopied):
             raise kept
         finally:
             del kept  # as in wait
+
+    def _told(self) -> Optional[Result]:
+        """The result that is kept, if the operation has ended well. It is kept no longer."""
+        kept = getattr(self, "_kept", None)
+        if kept is not None:
+            del self._kept
+        return kept if isinstance(kept, Result) else None
 
     def poll(self) -> Optional[Result]:
         """None while the operation is in flight, then as wait."""
@@ -265,7 +271,7 @@ class Ticket(NotCopied):
             lambda ms: int(_ticket_wait(handle, self._ticket, ms, block.address)),
             timeout_ms,
             self._deadline(),
-            lambda: block.op_index.value != _UNTOUCHED,
+            lambda: block.op_index.value != UNTOUCHED,
         )
 
     def _deadline(self) -> int:
@@ -328,13 +334,13 @@ def _outcome(ticket: Ticket) -> Result:
     """Waits, and gives the result also of an operation that failed."""
     handle = ticket._group._handle  # keeps the membership until the end, whoever leaves
     block = ResultBlock()
-    block.op_index.value = _UNTOUCHED
+    block.op_index.value = UNTOUCHED
     while True:
         status = _ticket_wait(handle, ticket._ticket, FOREVER, block.address)
         if status != Status.DEADLINE_EXCEEDED or not library.epd_ticket_pending(handle, ticket._ticket):
             break
     _, _, rank, op_index, *rest = _unpack_result(block.memory)
-    if op_index == _UNTOUCHED:  # the session or the group is over
+    if op_index == UNTOUCHED:  # the session or the group is over
         rank, op_index, rest = -1, 0, [0] * 5 + [1]
     elif not status and ticket.handle is not None:
         ticket.handle._num_recv_rows = rest[0]

@@ -12,8 +12,6 @@ from array import array
 
 import epd
 
-BREAKS = (epd.RankLost, epd.DeadlineExceeded, epd.EngineRestarted, epd.Aborted)
-
 
 def run(group, submit, end):
     """Runs operations up to end - 1 of the group: from 0, or from where a group is that runs already.
@@ -21,18 +19,16 @@ def run(group, submit, end):
     submit(i) makes the inputs of operation i, submits it and returns its ticket. It is called again
     for what a break has undone, also if the operation had completed on this rank.
     """
-    next_op, ticket = group.resume().resume_op, None
-    while next_op < end:
+    ticket = None
+    while True:
+        _, at = group.advance(ticket)  # raises RankLost if the group has ended
+        if at.resume_op >= end:
+            return
+        ticket = None
         try:
-            ticket = ticket or submit(next_op)
-            ticket.wait()
-            next_op, ticket = next_op + 1, None
-        except epd.WouldBlock:  # the slot is busy, or the ring is full
-            time.sleep(0.001)
-        except BREAKS:
-            if ticket is None or not ticket.pending:  # else: it only takes longer, wait again
-                ticket = None
-                next_op = group.resume().resume_op  # raises RankLost if the group has ended
+            ticket = submit(at.resume_op)
+        except epd.BREAKS:
+            pass
 
 
 def main(rank):

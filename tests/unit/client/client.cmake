@@ -5,6 +5,7 @@ target_link_libraries(epd_fake_daemon PUBLIC epd_base PRIVATE epd_options)
 
 add_executable(client_test
   ${CMAKE_CURRENT_LIST_DIR}/client_test.cpp
+  ${CMAKE_CURRENT_LIST_DIR}/client_advance_test.cpp
   ${CMAKE_CURRENT_LIST_DIR}/client_ends_test.cpp
   ${CMAKE_CURRENT_LIST_DIR}/client_requests_test.cpp
   ${CMAKE_CURRENT_LIST_DIR}/client_restore_test.cpp

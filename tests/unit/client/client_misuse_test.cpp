@@ -60,6 +60,7 @@ TEST_F(ClientOps, HandlesAreKnownAfterTheirEnd) {
   expect_ended(epd_noop(group, 0, EPD_NO_STREAM, &ticket));
   expect_ended(epd_ticket_wait(group, 1, EPD_NO_WAIT, nullptr));
   expect_ended(epd_group_resume(group, EPD_NO_WAIT, nullptr));
+  expect_ended(epd_group_advance(group, &ticket, EPD_NO_WAIT, nullptr, nullptr));
   expect_ended(epd_handle_release(group, 1));
   EXPECT_EQ(epd_group_rank(group), UINT32_MAX);
   EXPECT_EQ(epd_group_active(group, 0), 0);
@@ -146,6 +147,7 @@ TEST_F(ClientOps, AForkedChildIsToldAndTakesNothingAlong) {
     CHILD_CHECK(refused(epd_handle_release(group_, 1)));
     CHILD_CHECK(refused(epd_group_buffers(group_, 0, &buffers)));
     CHILD_CHECK(refused(epd_group_resume(group_, EPD_FOREVER, nullptr)));
+    CHILD_CHECK(refused(epd_group_advance(group_, &made, EPD_FOREVER, nullptr, nullptr)));
     CHILD_CHECK(refused(epd_group_check(group_, nullptr)));
     CHILD_CHECK(refused(epd_ticket_wait(group_, ticket, EPD_FOREVER, nullptr)));
     CHILD_CHECK(refused(epd_ticket_counts(group_, ticket, EPD_FOREVER, &counts)));

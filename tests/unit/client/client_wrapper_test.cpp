@@ -127,6 +127,33 @@ TEST_F(ClientWrapper, WaitsThatGiveUpKeepTheTicket) {
   EXPECT_FALSE(blocked.ticket.valid());
 }  // d is dropped in flight
 
+TEST_F(ClientWrapper, AdvanceGoesOnAfterABreak) {
+  scripted();
+  epd::Group group = attach().join(config());
+  epd::Ticket ticket;
+  EXPECT_EQ(group.advance(ticket).resume_op, 0u) << "where the group is";
+  ticket = group.dispatch(0, 1, EPD_NO_STREAM).ticket;
+  EXPECT_THROW(group.advance(ticket, EPD_NO_WAIT), epd::Error);
+  EXPECT_TRUE(ticket.valid());
+  daemon_.complete(*daemon_.next_call(), StatusCode::kEngineRestarted);
+  epd_result_t result;
+  epd_resume_info_t at = group.advance(ticket, 20'000, &result);
+  EXPECT_FALSE(ticket.valid());
+  EXPECT_EQ(result.status, EPD_ENGINE_RESTARTED);
+  EXPECT_EQ(at.epoch, 2u);
+  EXPECT_EQ(at.resume_op, 0u);
+  ticket = group.dispatch(0, 1, EPD_NO_STREAM).ticket;
+  daemon_.complete(*daemon_.next_call());
+  EXPECT_EQ(group.advance(ticket, 20'000).resume_op, 1u);
+  daemon_.write_board(abi::GroupState::kLost, 2, 0, StatusCode::kRankLost, "rank 0 died");
+  try {
+    group.advance(ticket);
+    FAIL() << "the group has ended";
+  } catch (const epd::Error& error) {
+    EXPECT_TRUE(error.is_break()) << error.what();
+  }
+}
+
 TEST_F(ClientWrapper, Moves) {
   epd::Group group = attach().join(config());
   epd::Ticket a = group.noop(0, EPD_NO_STREAM);
