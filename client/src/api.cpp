@@ -68,13 +68,6 @@ epd_buffers_t regions_of(const Group& group, std::uint32_t slot) {
   return out;
 }
 
-void log_resumed(const Group& group, const epd_resume_info_t& info) {
-  log_line(LogLevel::kInfo, "resumed",
-           {{"group", group.group_name},
-            {"rank", std::to_string(group.rank)},
-            {"epoch", std::to_string(info.epoch)}});
-}
-
 }  // namespace
 
 extern "C" {
@@ -264,15 +257,7 @@ epd_status_t epd_group_buffers(const epd_group_t* group, uint32_t slot, epd_buff
 }
 
 epd_status_t epd_group_resume(epd_group_t* group, int32_t timeout_ms, epd_resume_info_t* info) {
-  return ranged([&]() -> Status {
-    EPD_OPEN(Group, g, group);
-    if (info != nullptr) EPD_RETURN_IF_ERROR(epd::client::check_output(info, "info"));
-    epd_resume_info_t out{};
-    EPD_RETURN_IF_ERROR(g->session->resume(*g, timeout_ms, out));
-    log_resumed(*g, out);
-    if (info != nullptr) epd::client::write_struct(info, out);
-    return {};
-  });
+  return epd_group_advance(group, nullptr, timeout_ms, nullptr, info);
 }
 
 epd_status_t epd_group_advance(epd_group_t* group, epd_ticket_t* ticket, int32_t timeout_ms,
@@ -287,7 +272,11 @@ epd_status_t epd_group_advance(epd_group_t* group, epd_ticket_t* ticket, int32_t
     Status status = g->session->advance(*g, ticket != nullptr ? *ticket : none, timeout_ms, end, out);
     if (result != nullptr && end.size != 0) epd::client::write_struct(result, end);
     if (!status.ok()) return status;
-    if (end.size == 0 || end.status != EPD_OK) log_resumed(*g, out);
+    if (end.size == 0 || end.status != EPD_OK)
+      log_line(LogLevel::kInfo, "resumed",
+               {{"group", g->group_name},
+                {"rank", std::to_string(g->rank)},
+                {"epoch", std::to_string(out.epoch)}});
     if (info != nullptr) epd::client::write_struct(info, out);
     return {};
   });

@@ -40,11 +40,6 @@ class ResumeWaiter final : public Waiter {
 
 }  // namespace
 
-Status Session::resume(Group& group, std::int32_t timeout_ms, epd_resume_info_t& info) {
-  Status status = check_wait(timeout_ms);
-  return status.ok() ? resume(group, timeout_ms, Deadline::of_wait(timeout_ms), 0, info) : status;
-}
-
 Status Session::resume(Group& group, std::int32_t timeout_ms, Deadline deadline, std::uint64_t epoch,
                        epd_resume_info_t& info) {
   for (;;) {

@@ -49,7 +49,6 @@ class Session final : News, ConnectionEvents, HookSource, Unblocker {
   Status join(const epd_group_config_t& config, Group*& group);
   // Frees the group once its hooks have run. Not from a hook.
   void leave(Group* group, Deadline deadline);
-  Status resume(Group& group, std::int32_t timeout_ms, epd_resume_info_t& info);
   // epd_group_advance. result.size is 0 before, and afterwards unless the operation has ended.
   Status advance(Group& group, epd_ticket_t& ticket, std::int32_t timeout_ms, epd_result_t& result,
                  epd_resume_info_t& info);

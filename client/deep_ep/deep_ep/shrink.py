@@ -90,7 +90,7 @@ class Steps:
             try:
                 self._go_on(joined, to_the_end=False)
             finally:
-                if self._attempt is Attempt.FIRST:  # it has not begun
+                if self._ticket is None or self._due:  # it has not begun
                     self._unended = None
             assert self._ticket is not None
             step.submitted()

@@ -580,13 +580,6 @@ class Group {
     detail::check(epd_group_check(get(), &progress));
     return progress;
   }
-  // epd_group_resume.
-  epd_resume_info_t resume(std::int32_t timeout_ms = EPD_FOREVER) {
-    epd_resume_info_t info;
-    epd_resume_info_init(&info);
-    detail::check(epd_group_resume(get(), timeout_ms, &info));
-    return info;
-  }
   // epd_group_advance: resume_op is the operation to submit next. The ticket may be empty before, and is
   // empty afterwards, or in flight if this throws DEADLINE_EXCEEDED or WOULD_BLOCK.
   epd_resume_info_t advance(Ticket& ticket, std::int32_t timeout_ms = EPD_FOREVER,
@@ -599,6 +592,11 @@ class Group {
     if (number == 0 || status == EPD_NOT_FOUND) ticket.release();
     detail::check(status);
     return info;
+  }
+  // epd_group_resume.
+  epd_resume_info_t resume(std::int32_t timeout_ms = EPD_FOREVER) {
+    Ticket none;
+    return advance(none, timeout_ms);
   }
   // epd_group_restore.
   epd_resume_info_t restore(std::int32_t timeout_ms = 0) {

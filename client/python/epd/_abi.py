@@ -288,7 +288,6 @@ FUNCTIONS: dict[str, tuple[object, tuple[object, ...]]] = {
     "epd_group_active_mask": (_ENUM_STATUS, (c_void_p, c_void_p)),
     "epd_group_waits": (_ENUM_STATUS, (c_void_p, c_void_p, c_void_p)),
     "epd_group_buffers": (_ENUM_STATUS, (c_void_p, c_uint32, c_void_p)),
-    "epd_group_resume": (_ENUM_STATUS, (c_void_p, c_int32, c_void_p)),
     "epd_group_advance": (_ENUM_STATUS, (c_void_p, c_void_p, c_int32, c_void_p, c_void_p)),
     "epd_group_restore": (_ENUM_STATUS, (c_void_p, c_int32, c_void_p)),
     "epd_group_check": (_ENUM_STATUS, (c_void_p, c_void_p)),
@@ -305,7 +304,7 @@ FUNCTIONS: dict[str, tuple[object, tuple[object, ...]]] = {
     "epd_ticket_drop": (_ENUM_STATUS, (c_void_p, c_uint64)),
 }
 
-# Functions of epd.h that this package does not call. epd_ticket_poll is epd_ticket_wait with NO_WAIT. A hook of
-# epd_ticket_on_complete runs on a thread of the library, which may outlive the interpreter: see
+# Functions of epd.h that this package does not call. epd_ticket_poll is epd_ticket_wait with NO_WAIT, and
+# epd_group_resume is epd_group_advance without a ticket. A hook of epd_ticket_on_complete runs on a thread of the library, which may outlive the interpreter: see
 # Ticket.on_complete. torch calls those of memory: see epd.torch.memory_pool.
-NOT_CALLED = ("epd_ticket_poll", "epd_ticket_on_complete", "epd_memory_alloc", "epd_memory_free")
+NOT_CALLED = ("epd_ticket_poll", "epd_group_resume", "epd_ticket_on_complete", "epd_memory_alloc", "epd_memory_free")

@@ -370,39 +370,29 @@ class Group(Membership):
         Raises DeadlineExceeded or WouldBlock (NO_WAIT): not agreed yet. RankLost: the group has ended, or this
         rank was evicted. Ctrl-C ends the wait in the main thread; call it again.
         """
-        if not isinstance(timeout_ms, int) or not -(1 << 31) <= timeout_ms < 1 << 31:
-            timeout_ms = checked_timeout(timeout_ms)
-        handle = self._handle
-        raw = _abi.ResumeInfo(ctypes.sizeof(_abi.ResumeInfo))
-        address = ctypes.addressof(raw)
-        first_ms = first_slice(timeout_ms)
-        status = library.epd_group_resume(handle, first_ms, address)
-        if status == Status.DEADLINE_EXCEEDED and first_ms != timeout_ms:
-            status = go_on(lambda ms: library.epd_group_resume(handle, ms, address), timeout_ms)
-        if status:
-            raise self._error(status, None, timeout_ms)
-        return ResumeInfo(raw.epoch, raw.resume_op, raw.num_active_ranks)
+        return self.advance(None, timeout_ms)[1]
 
     def advance(
         self, ticket: Optional[Ticket] = None, timeout_ms: int = FOREVER
     ) -> tuple[Optional[Result], ResumeInfo]:
         """One step of a program that goes on after breaks: waits for an operation as Ticket.wait does, and if a break
-        has undone it, for the group's new epoch as `resume` does. GUIDE.md, "Recovery", has the loop.
+        has undone it, for the next epoch as `resume` does. client/GUIDE.md, "Recovery", has the loop.
 
-        ticket: is empty afterwards, unless this raises while the operation is in flight. None, or empty: only resumes,
-        at the beginning or after a submission that has failed.
+        ticket  empty afterwards, unless this raises while the operation is in flight. None, or empty: only resumes
 
-        Returns the result if the operation has ended well, else None; and as resume_op the operation to submit next.
-        If that is not behind this one, a break has undone this one all the same.
+        Returns the result if the operation has ended well, else None; and as resume_op the operation to submit next. A
+        break has undone this one all the same if that is not behind it.
 
-        Raises DeadlineExceeded or WouldBlock (NO_WAIT): still in flight, or the ranks have not agreed; call it again
-        with the same ticket. RankLost: the group has ended, or this rank was evicted or late. InvalidArgument,
-        ResourceExhausted, InternalError: the operation's own; nothing was resumed. Ctrl-C ends the wait in the main
-        thread, and the next call goes on.
+        Raises DeadlineExceeded or WouldBlock (NO_WAIT): in flight, or the ranks have not agreed; call again with the
+        same ticket. RankLost: the group has ended, or this rank was evicted or late. InvalidArgument,
+        ResourceExhausted, InternalError: the operation's own; nothing was resumed. After Ctrl-C the next call goes on.
         """
         timeout_ms = checked_timeout(timeout_ms)
         handle = self._handle
-        block = self._results.pop() if self._results else ResultBlock()
+        try:
+            block = self._results.pop()
+        except IndexError:
+            block = ResultBlock()
         block.op_index.value = UNTOUCHED
         number = ctypes.c_uint64(0 if ticket is None else ticket._ticket)
         raw = _abi.ResumeInfo(ctypes.sizeof(_abi.ResumeInfo))

@@ -72,7 +72,7 @@ TEST_F(ClientAdvance, GoesBackToAnOperationThatThisRankHasCompleted) {
   EXPECT_EQ(info_.resume_op, 0u);
 }
 
-TEST_F(ClientAdvance, ABreakBehindTheOperationIsNextOnesToNotice) {
+TEST_F(ClientAdvance, ABreakBehindTheOperationIsNoticedByTheNextSubmission) {
   submit();
   daemon_.complete(*daemon_.next_call());
   daemon_.write_board(abi::GroupState::kActive, 2, 0, StatusCode::kRankLost, "rank 0 died");
@@ -138,13 +138,17 @@ TEST_F(ClientAdvance, TheOperationsOwnErrorIsReturnedAndNothingResumed) {
   EXPECT_EQ(info_.epoch, 2u);
 }
 
-TEST_F(ClientAdvance, EndsWithTheGroupAndTheSession) {
+TEST_F(ClientAdvance, EndsWithTheGroup) {
   submit();
   daemon_.write_board(abi::GroupState::kLost, 1, 0, StatusCode::kRankLost, "rank 1 was evicted");
   EXPECT_EQ(advance(), EPD_RANK_LOST);
   EXPECT_STREQ(epd_last_error(), "rank 1 was evicted");
   EXPECT_EQ(ticket_, 0u);
   EXPECT_EQ(advance(), EPD_RANK_LOST);
+}
+
+TEST_F(ClientAdvance, EndsWithTheSessionThoughItsStatusMayBeThatOfABreak) {
+  submit();
   daemon_.goodbye(StatusCode::kAborted, "drained by the operator");
   EXPECT_EQ(advance(), EPD_ABORTED);
   EXPECT_STREQ(epd_last_error(), "drained by the operator");
