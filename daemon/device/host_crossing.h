@@ -71,7 +71,7 @@ class HostCrossing final : private far::Receiver {
   bool sent() const;
   // A rank that the rank's own part waits for, or OperationInFlight::kNobody.
   std::uint32_t awaited() const;
-  // The message or rank of another node that it waits for, as text for people; "" if there is none.
+  // Names the message or rank of another node that it waits for, for people; "" if there is none.
   std::string waits_for() const;
 
  private:

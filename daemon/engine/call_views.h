@@ -31,7 +31,7 @@ class CallViews {
   void show(std::span<const Enqueued> enqueued, Page& page, std::uint64_t now_ns);
   // How far the first one has come, and which rank it waits for (or OperationInFlight::kNobody).
   void show_first(abi::OpStage stage, std::uint32_t awaited, std::uint64_t now_ns);
-  // The part of other nodes that it waits for; "" if there is none.
+  // `text` names the message or rank of another node that it waits for; "" if there is none.
   void show_far_wait(const std::string& text);
   // The call has failed, and waits for the group to agree on what that means. Nothing else is shown.
   void show_breaking(kernels::CallRing ring, std::uint32_t number, std::uint64_t now_ns);

@@ -33,7 +33,7 @@ std::string ended_after(const Subject& subject, std::uint64_t ms);
 // `routing`: for example "the routing of dispatch 3".
 Failure changed_group_failure(const Subject& subject, const std::string& routing,
                               std::uint64_t routing_epoch);
-// Why an operation waited in vain for `rank`: its engine is stopped (if `still_ms` is not 0), or else
+// Why an operation waited in vain for `rank`: its engine has not responded for `still_ms` (if not 0), or else
 // `else_text`.
 std::string awaited_text(const Group& group, std::uint32_t rank, std::uint64_t still_ms,
                          const std::string& else_text);

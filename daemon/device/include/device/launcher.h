@@ -41,7 +41,7 @@ class OperationInFlight {
   // The first rank, from `from` on, that it waits for in kWaitReady and kWaitArrived, else kNobody.
   static constexpr std::uint32_t kNobody = SignalCopy::kNobody;
   virtual std::uint32_t awaited(std::uint32_t from) const = 0;
-  // The part of other nodes that it waits for, as text for people; "" if there is none.
+  // Names the message or rank of another node that it waits for, for people; "" if there is none.
   virtual std::string waits_for() const = 0;
 };
 
@@ -138,8 +138,7 @@ class CallPort {
   virtual const Ring* seen() = 0;
   // The operation of the call that runs, on a host device.
   virtual const OperationInFlight* running() const { return nullptr; }
-  // The part of other nodes that the call of the entry at front() waited for when its time was up; "" if
-  // there was none.
+  // The same for the call of the entry at front() when its time was up; "" if there was none.
   virtual std::string waited_for() const { return {}; }
   // When that operation's time is up.
   virtual std::uint64_t deadline_ns() const { return ~std::uint64_t{0}; }
