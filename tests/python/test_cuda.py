@@ -62,7 +62,8 @@ if defer: dispatch.wait_on_stream(stream.value)
 must(cuda.cuMemcpyDtoDAsync_v2(address(b.y.address), address(b.recv_x.address), ctypes.c_size_t(2048), stream))
 combine = group.combine(0, dispatch.handle, stream=stream.value)
 must(cuda.cuStreamSynchronize(stream))
-assert dispatch.wait().num_recv_rows == 8 and combine.wait().status == epd.Status.OK
+assert group.advance(dispatch)[0].num_recv_rows == 8 and group.advance(combine)[1].resume_op == 2
+assert not combine.pending and group.advance(combine)[0] is None  # it is empty
 assert get(b.out, 2048) == rows and get(b.recv_x, 2048) == rows
 try: group.numpy(0)
 except epd.InvalidArgument as error: assert "host devices" in str(error)
