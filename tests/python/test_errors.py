@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import importlib.util
 import json
 import os
@@ -342,7 +343,10 @@ def test_an_advance_raises_what_a_repetition_would_not_mend(daemon: Daemon) -> N
             raised(epd.InvalidArgument, lambda group=group: group.noop(1))
         for wrong in (-3, 1 << 32):
             assert raised(epd.InvalidArgument, lambda wrong=wrong: groups[0].advance(None, wrong)).value == str(wrong)
+        assert groups[0].advance() == (None, (2, 0, 2))  # if the caller wants it
+        gc.collect()  # tracebacks keep the membership
         groups[1].leave()
+        daemon.wait_for(lambda: fails(groups[0].check))
         raised(epd.RankLost, groups[0].advance)
     raised(epd.InvalidArgument, groups[0].advance)
 
