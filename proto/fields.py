@@ -68,7 +68,6 @@ TABLE = (
           "node, and ranks of other nodes may be taken back to it by the resume", high="kMaxRecvRows"),
     Field("priority", "of this rank's operations on its device, -8..7; higher goes first", "i32", shape=False,
           low="kMinPriority", high="kMaxPriority"),
-    Field("bindings", "regions in memory of the caller's own, each at most once", "list", shape=False),
     Field("sum_ranks", "ranks of a sum domain, 1..R; 0: the daemon's choice, R for a group on one node. Combine adds "
           "up the rows of each sum domain, and rounds the sums of other domains than its own to bf16. CUDA devices "
           "take 0 and R", high="kMaxRanks", allowed="0 .. num_ranks", since="0.2.0"),
@@ -84,7 +83,7 @@ TABLE = (
           "calls that name these rows in memory of the caller's, or write y over recv_x. No operation of a slot may "
           "begin before what the one before it has left there has been read", high="1", since="0.2.0"),
 )
-BY_ITEM = {"bindings": ("epd_binding_t", "Binding"), "more_formats": ("epd_row_format_t", "RowFormat")}
+BY_ITEM = {"more_formats": ("epd_row_format_t", "RowFormat")}
 # proto/shape.h names an enumeration otherwise.
 IN_SHAPE = {"Policy": "LossPolicy"}
 
@@ -186,7 +185,7 @@ def python_structs() -> str:
 def python_class() -> str:
     width = max(len(field.name) for field in TABLE) + 2
     lines = ["@dataclass(frozen=True)", "class GroupConfig:",
-             '    """The shape of a group. All ranks give the same, but for rank, timeout_ms, sms, priority and bindings.',
+             '    """The shape of a group. All ranks give the same, but for rank, timeout_ms, sms and priority.',
              ""]
     for field in TABLE:
         wrapped = textwrap.wrap(in_python(field), 112 - width)

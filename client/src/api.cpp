@@ -135,7 +135,7 @@ epd_status_t epd_region_bytes(const epd_group_config_t* config, epd_region_t reg
     abi::GroupShape shape{};
     EPD_RETURN_IF_ERROR(epd::client::read_shape(c, shape));
     uint32_t index = 0;
-    EPD_RETURN_IF_ERROR(epd::client::read_region(region, "region", index));
+    EPD_RETURN_IF_ERROR(epd::client::read_region(region, index));
     *bytes = abi::region_bytes(shape, static_cast<abi::Region>(index));
     return {};
   });

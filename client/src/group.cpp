@@ -32,6 +32,22 @@ static_assert(same(abi::LossPolicy::kDegrade, EPD_POLICY_DEGRADE));
 static_assert(same(abi::LossPolicy::kDegradeLate, EPD_POLICY_DEGRADE_LATE));
 static_assert(same(abi::Span::kNode, EPD_SPAN_NODE));
 static_assert(same(abi::Span::kCluster, EPD_SPAN_CLUSTER));
+static_assert(same(abi::Region::kX, EPD_REGION_X) && same(abi::Region::kXScales, EPD_REGION_X_SCALES) &&
+              same(abi::Region::kTopkIdx, EPD_REGION_TOPK_IDX) &&
+              same(abi::Region::kTopkWeights, EPD_REGION_TOPK_WEIGHTS) &&
+              same(abi::Region::kRecvX, EPD_REGION_RECV_X) &&
+              same(abi::Region::kRecvScales, EPD_REGION_RECV_SCALES) &&
+              same(abi::Region::kRecvTopkIdx, EPD_REGION_RECV_TOPK_IDX) &&
+              same(abi::Region::kRecvTopkWeights, EPD_REGION_RECV_TOPK_WEIGHTS) &&
+              same(abi::Region::kRecvSrc, EPD_REGION_RECV_SRC) &&
+              same(abi::Region::kRankOffsets, EPD_REGION_RANK_OFFSETS) &&
+              same(abi::Region::kExpertCounts, EPD_REGION_EXPERT_COUNTS) &&
+              same(abi::Region::kExpertOffsets, EPD_REGION_EXPERT_OFFSETS) &&
+              same(abi::Region::kSourceRanges, EPD_REGION_SOURCE_RANGES) &&
+              same(abi::Region::kY, EPD_REGION_Y) && same(abi::Region::kYWeights, EPD_REGION_Y_WEIGHTS) &&
+              same(abi::Region::kBias0, EPD_REGION_BIAS_0) && same(abi::Region::kBias1, EPD_REGION_BIAS_1) &&
+              same(abi::Region::kOut, EPD_REGION_OUT) &&
+              same(abi::Region::kOutWeights, EPD_REGION_OUT_WEIGHTS));
 
 // Our enums can hold any number. shape_rules.h checks it.
 template <typename To, typename From>
@@ -98,16 +114,20 @@ Status read_shape(const epd_group_config_t& c, abi::GroupShape& shape) {
   return wrong.empty() ? Status() : invalid_argument(std::move(wrong));
 }
 
+Status read_region(const epd_region_t& given, std::uint32_t& region) {
+  region = number_in(given);
+  if (region < abi::kNumRegions) return {};
+  return bad_value("region", region, "0 .. " + std::to_string(abi::kNumRegions - 1));
+}
+
 Status read_bytes(const epd_group_config_t& c, const epd_device_kind_t& kind, epd_group_bytes_t& bytes) {
   abi::GroupShape shape{};
-  std::uint32_t bound = 0;
   Status status = read_shape(c, shape);
-  if (status.ok()) status = read_bound_regions(c, shape, bound);
   if (!status.ok()) return status;
   const std::uint32_t number = number_in(kind);
   if (number > EPD_DEVICE_KIND_CUDA)
     return bad_value("kind", number, "0 (EPD_DEVICE_KIND_HOST) or 1 (EPD_DEVICE_KIND_CUDA)");
-  const abi::GroupBytes needed(shape, kind == EPD_DEVICE_KIND_HOST, bound);
+  const abi::GroupBytes needed(shape, kind == EPD_DEVICE_KIND_HOST);
   bytes.user_arena = needed.user_arena;
   bytes.exchange_arena = needed.exchange_arena;
   bytes.routing_records = needed.routing_records;
@@ -116,12 +136,11 @@ Status read_bytes(const epd_group_config_t& c, const epd_device_kind_t& kind, ep
   bytes.results = needed.results;
   bytes.rank = needed.rank;
   bytes.group = needed.group;
-  bytes.arena_quota = needed.arena_quota;
   bytes.routing_quota = needed.routing_quota;
   return {};
 }
 
-Status make_join(const epd_group_config_t& c, Allocations& allocations, abi::Join& join, OwnMemory& own) {
+Status make_join(const epd_group_config_t& c, abi::Join& join) {
   if (c.name == nullptr || !good_name(c.name)) {
     return invalid_argument("name is " + (c.name != nullptr ? "\"" + std::string(c.name) + "\"" : "NULL") +
                             "; allowed: 1 .. 63 characters of [A-Za-z0-9._-]");
@@ -137,9 +156,6 @@ Status make_join(const epd_group_config_t& c, Allocations& allocations, abi::Joi
     return bad_value("priority", c.priority,
                      std::to_string(abi::kMinPriority) + " .. " + std::to_string(abi::kMaxPriority));
   }
-  status = read_bindings(c, join.shape, allocations, own);
-  if (!status.ok()) return status;
-  join.bindings = own.bindings;
   abi::set_text(join.group, c.name, std::strlen(c.name));
   join.rank = c.rank;
   join.timeout_ms = static_cast<std::uint32_t>(c.timeout_ms);

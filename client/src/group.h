@@ -2,7 +2,6 @@
 #pragma once
 
 #include "active_mask.h"
-#include "bindings.h"
 #include "board.h"
 #include "calls.h"
 #include "device.h"
@@ -71,7 +70,7 @@ struct SlotEvent {
 };
 
 struct Group {
-  Group(Session* owner, const abi::GroupShape& agreed, OwnMemory bound);
+  Group(Session* owner, const abi::GroupShape& agreed);
   ~Group() {
     if (given != nullptr) given->end();
   }
@@ -81,8 +80,6 @@ struct Group {
   // Null if the group has no such region.
   void* region(std::uint32_t slot, abi::Region which) const {
     if (abi::region_bytes(shape, which) == 0) return nullptr;
-    const auto index = static_cast<std::size_t>(which);
-    if (own.at[index] != 0) return reinterpret_cast<void*>(own.at[index] + slot * own.bindings[index].stride);
     return reinterpret_cast<void*>(user_base() + arena.at(slot, which));
   }
   // Addresses of host or device memory. The library itself uses only the words of calls there.
@@ -118,7 +115,6 @@ struct Group {
 
   Session* const session;  // for the C functions only; null in tests of parts
   const abi::GroupShape shape;
-  const OwnMemory own;  // the caller may have closed its descriptors
   const abi::UserArenaLayout arena;
   // Set by join, before any other thread sees the group.
   Handle<Group>* given = nullptr;  // the handle that the caller has
@@ -159,9 +155,11 @@ struct Group {
 
 // Checks the shape, and replaces zeros by the defaults.
 Status read_shape(const epd_group_config_t& config, abi::GroupShape& shape);
+// INVALID_ARGUMENT: not a region's number.
+Status read_region(const epd_region_t& given, std::uint32_t& region);
 // The memory of such a group. Does not set `size`.
 Status read_bytes(const epd_group_config_t& config, const epd_device_kind_t& kind, epd_group_bytes_t& bytes);
-// Checks the configuration and makes the daemon's message from it. `own` gets the descriptors.
-Status make_join(const epd_group_config_t& config, Allocations& allocations, abi::Join& join, OwnMemory& own);
+// Checks the configuration and makes the daemon's message from it.
+Status make_join(const epd_group_config_t& config, abi::Join& join);
 
 }  // namespace epd::client

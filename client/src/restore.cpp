@@ -1,8 +1,6 @@
 // Ranks that were lost because they were late come back, when all ranks that live ask for it.
 #include "session.h"
 
-#include "proto/binding_rules.h"
-
 #include <algorithm>
 #include <utility>
 
@@ -15,11 +13,6 @@ epd_ticket_t in_flight(Group& group) {
   for (std::uint32_t slot = 0; ticket == 0 && slot < group.shape.depth; ++slot)
     ticket = group.calls.host_call_on(slot);
   return ticket;
-}
-
-Status came_too_late_for_bindings() {
-  return {StatusCode::kUnsupported,
-          "this rank was late, and has bound regions; allowed: to leave the group and join it anew"};
 }
 
 }  // namespace
@@ -36,10 +29,7 @@ Status Session::may_restore(Group& group) {
   Lock lock = waits_.lock();
   note_end_locked();
   if (!connection_.ended().ok()) return connection_.ended();
-  if (group.board.lost()) {
-    if (abi::bound_regions(group.own.bindings) == 0) return {};
-    return came_too_late_for_bindings();
-  }
+  if (group.board.lost()) return {};
   if (group.left) return {StatusCode::kAborted, "this rank has left the group"};
   Status status = group.usable_in(group.epoch);
   const epd_ticket_t ticket = status.ok() ? in_flight(group) : 0;
@@ -58,25 +48,19 @@ Status Session::restore(Group& group, std::int32_t timeout_ms, epd_resume_info_t
   join.rank = static_cast<std::int32_t>(group.rank);
   join.timeout_ms = static_cast<std::uint32_t>(timeout_ms);
   join.restores = group.id;
-  OwnMemory own;
-  join.bindings = own.bindings;
   Packet reply;
   status = connection_.request({abi::AttachType::kJoin, abi::AttachType::kJoined, &join, sizeof(join),
-                                Deadline::in_ms(wait_ms), Deadline::in_ms(wait_ms + margin_ms), own.fds},
+                                Deadline::in_ms(wait_ms), Deadline::in_ms(wait_ms + margin_ms)},
                                reply);
   if (!status.ok()) return status;
   const auto joined = reply.read<abi::Joined>();
-  if (joined.ok() && joined.value().kept == 0 && abi::bound_regions(group.own.bindings) != 0) {
-    connection_.leave(joined.value().member, Deadline::in_ms(kLeaveMs));  // it was lost after may_restore
-    return came_too_late_for_bindings();
-  }
-  if (!joined.ok() || joined.value().kept == 0) return come_back(group, reply, std::move(own), info);
+  if (!joined.ok() || joined.value().kept == 0) return come_back(group, reply, info);
   return resume(group, EPD_FOREVER, Deadline::in_ms(EPD_FOREVER), joined.value().epoch, info);
 }
 
-Status Session::come_back(Group& former, Packet& reply, OwnMemory own, epd_resume_info_t& info) {
+Status Session::come_back(Group& former, Packet& reply, epd_resume_info_t& info) {
   std::list<std::unique_ptr<Group>> made;
-  made.push_back(std::make_unique<Group>(this, former.shape, std::move(own)));
+  made.push_back(std::make_unique<Group>(this, former.shape));
   Group& group = *made.front();
   group.request = former.request;
   group.group_name = former.group_name;

@@ -6,13 +6,8 @@
 #include <algorithm>
 
 namespace epd::client {
-Group::Group(Session* owner, const abi::GroupShape& agreed, OwnMemory bound)
-    : session(owner),
-      shape(agreed),
-      own(std::move(bound)),
-      arena(agreed, abi::bound_regions(own.bindings)),
-      outputs(agreed.depth),
-      routes(agreed.num_routes()) {
+Group::Group(Session* owner, const abi::GroupShape& agreed)
+    : session(owner), shape(agreed), arena(agreed), outputs(agreed.depth), routes(agreed.num_routes()) {
   free_routes.reserve(shape.num_handles);
   for (std::uint32_t route = shape.num_routes(); route-- > shape.depth;) free_routes.push_back(route);
 }

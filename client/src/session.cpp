@@ -179,18 +179,15 @@ Status Session::join(const epd_group_config_t& config, Group*& out) {
   const Deadline send_by = Deadline::in_ms(wait_ms);
   const Deadline reply_by = Deadline::in_ms(wait_ms + kReplyMarginMs);
   abi::Join join{};
-  Allocations allocations(attachment_.device.get());
-  OwnMemory own;
-  Status status = client::make_join(config, allocations, join, own);
+  Status status = client::make_join(config, join);
   if (!status.ok()) return status;
   std::list<std::unique_ptr<Group>> made;
-  made.push_back(std::make_unique<Group>(this, join.shape, std::move(own)));
+  made.push_back(std::make_unique<Group>(this, join.shape));
   Group& group = *made.front();
   group.request = join;
   Packet reply;
-  status = connection_.request({abi::AttachType::kJoin, abi::AttachType::kJoined, &join, sizeof(join),
-                                send_by, reply_by, group.own.fds},
-                               reply);
+  status = connection_.request(
+      {abi::AttachType::kJoin, abi::AttachType::kJoined, &join, sizeof(join), send_by, reply_by}, reply);
   if (!status.ok()) return status;
   status = adopt_joined(reply, group);
   if (!status.ok()) {

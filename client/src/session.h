@@ -73,7 +73,7 @@ class Session final : News, ConnectionEvents, HookSource, Unblocker {
   Status map_user_arena(const UniqueFd& fd, Group& group, Group* former);
   Status map_board(const UniqueFd& fd, Group& group, Group* former);
   Status may_restore(Group& group);
-  Status come_back(Group& former, Packet& reply, OwnMemory own, epd_resume_info_t& info);
+  Status come_back(Group& former, Packet& reply, epd_resume_info_t& info);
   // Ends its operations; returns when its hooks have run.
   void end_operations(Group& group);
   // Waits for the epoch or a later one.

@@ -227,25 +227,6 @@ std::string check(const AcquireMemory& action) {
          std::to_string(action.shape.num_ranks);
 }
 
-std::vector<Binding> list_of(const abi::Bindings& bindings) {
-  std::vector<Binding> list;
-  for (std::uint32_t i = 0; i < abi::kNumRegions; ++i) {
-    const abi::Binding& one = bindings[i];
-    if (one.memory != 0 || one.reserved != 0 || one.offset != 0 || one.stride != 0)
-      list.push_back({i, one.memory, one.reserved, one.offset, one.stride});
-  }
-  return list;
-}
-
-abi::Bindings bindings_of(const std::vector<Binding>& list) {
-  abi::Bindings bindings;
-  for (const Binding& one : list) {
-    if (one.region < abi::kNumRegions)
-      bindings[one.region] = {one.memory, one.reserved, one.offset, one.stride};
-  }
-  return bindings;
-}
-
 namespace {
 
 constexpr std::size_t kMostHeadBytes = 8;  // of a part

@@ -271,9 +271,6 @@ void fields(Io& io, Status& v) {
   v = Status(code, std::move(text));
 }
 
-std::vector<Binding> list_of(const abi::Bindings& bindings);  // those that are not zero
-abi::Bindings bindings_of(const std::vector<Binding>& list);
-
 template <typename Io>
 void fields(Io& io, abi::Join& v) {
   std::string group(v.group, abi::text_length(v.group));
@@ -284,9 +281,6 @@ void fields(Io& io, abi::Join& v) {
   io.template number<Kind::kUint32>(4, "sms", v.sms, 0, kAnyWord);
   io.template number<Kind::kSint32>(5, "priority", v.priority, kLeastInt, kMostInt);
   io.part(6, "shape", v.shape);
-  std::vector<Binding> bindings = list_of(v.bindings);
-  io.list(7, "bindings", bindings, abi::kNumRegions);
-  v.bindings = bindings_of(bindings);
 }
 
 #include "fields.inc"

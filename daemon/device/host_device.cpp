@@ -90,15 +90,6 @@ Result<std::unique_ptr<Arena>> HostDevice::map_arena(int fd, std::uint64_t bytes
   return std::unique_ptr<Arena>(std::make_unique<HostArena>(std::move(mapping).value()));
 }
 
-// The supervisor has checked the memory. But its client may have sealed it since.
-Result<std::unique_ptr<Arena>> HostDevice::map_client_memory(std::span<const UniqueFd> pieces,
-                                                             std::uint64_t bytes, bool /*here*/) {
-  Result<std::unique_ptr<Arena>> mapped = map_arena(pieces.front().get(), bytes);
-  if (mapped.ok() || mapped.status().code() == StatusCode::kResourceExhausted) return mapped;
-  return invalid_argument("can't be used: " + mapped.status().message() +
-                          "; allowed: memory that may be mapped for reading and writing");
-}
-
 Result<std::unique_ptr<Lane>> HostDevice::open_lane(const LaneShape& shape) {
   return std::unique_ptr<Lane>(std::make_unique<HostLane>(*this, sms_, clock_, shape));
 }

@@ -50,8 +50,6 @@ class HostDevice final : public Device, public Launcher {
   Result<std::unique_ptr<Arena>> map_results(int fd, std::uint64_t bytes) override {
     return map_arena(fd, bytes);
   }
-  Result<std::unique_ptr<Arena>> map_client_memory(std::span<const UniqueFd> pieces, std::uint64_t bytes,
-                                                   bool here) override;
   Launcher& launcher() override { return *this; }
   bool run() override;
   bool runnable() const override;

@@ -16,16 +16,12 @@ constexpr std::uint64_t kDeafNs = 200'000'000;
 
 }  // namespace
 
-void GroupRankMemory::place_regions(const abi::GroupShape& shape, const abi::Bindings& bindings) {
-  layout_ = abi::UserArenaLayout(shape, abi::bound_regions(bindings));
+void GroupRankMemory::place_regions(const abi::GroupShape& shape) {
+  layout_ = abi::UserArenaLayout(shape);
   for (std::size_t i = 0; i < abi::kNumRegions; ++i) {
     places_[i] = {};
     if (abi::region_bytes(shape, static_cast<abi::Region>(i)) == 0) continue;
-    const abi::Binding& binding = bindings[i];
-    const bool bound = binding.memory != 0;
-    std::byte* const base =
-        bound ? client[binding.memory - 1]->bytes() + binding.offset : user->bytes() + layout_.offset[i];
-    places_[i] = {reinterpret_cast<std::uint8_t*>(base), bound ? binding.stride : layout_.slot_bytes};
+    places_[i] = {reinterpret_cast<std::uint8_t*>(user->bytes() + layout_.offset[i]), layout_.slot_bytes};
   }
 }
 

@@ -22,12 +22,11 @@ namespace epd::engine {
 class Calls;
 class SessionPort;
 
-// A rank's memory. Its regions lie in its user arena or in memory that its client has bound.
+// A rank's memory.
 struct GroupRankMemory {
-  std::shared_ptr<device::Arena> user;                 // also kept by the kernel that reads its call words
-  std::shared_ptr<device::Arena> exchange;             // also kept by a lane that reads its signals
-  std::vector<std::unique_ptr<device::Arena>> client;  // the client's own, that it has bound
-  // Its own in which rows of calls may lie, by number; empty: it has mapped none.
+  std::shared_ptr<device::Arena> user;      // also kept by the kernel that reads its call words
+  std::shared_ptr<device::Arena> exchange;  // also kept by a lane that reads its signals
+  // Its client's own, in which rows of calls may lie, by number; empty: it has mapped none.
   struct Mapped {
     abi::MappedMemory memory;
     std::unique_ptr<device::Arena> arena;
@@ -39,8 +38,8 @@ struct GroupRankMemory {
   // How the device's operations reach the rank; empty while it is inactive.
   kernels::PeerView view;
 
-  // Called once the memory is mapped. The bindings' `memory` must be at most client.size().
-  void place_regions(const abi::GroupShape& shape, const abi::Bindings& bindings);
+  // Called once the arenas are mapped.
+  void place_regions(const abi::GroupShape& shape);
   void set_active(std::uint64_t since);  // 0: inactive
   // The only function that knows where a region lies.
   const kernels::RegionPlace& region(abi::Region region) const {

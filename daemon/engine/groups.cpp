@@ -48,7 +48,7 @@ Status Groups::add_rank(Packet& packet) {
   const bool changeable = group != nullptr && group->life.takes_ranks();
   const bool is_far = changeable && group->far != nullptr && message.node != group->far->node();
   const bool mapped = message.active_since != 0 && !is_far;
-  const bool fits = mapped ? packet.fds.size() >= abi::kRankFds : packet.fds.empty();
+  const bool fits = mapped ? packet.fds.size() == abi::kRankFds : packet.fds.empty();
   if (!changeable || message.rank >= group->shape.num_ranks || !fits) {
     return invalid_argument("kGroupRank for group " + std::to_string(message.group_id) + " rank " +
                             std::to_string(message.rank) + " with " + std::to_string(packet.fds.size()) +

@@ -3,7 +3,6 @@
 #include "base/log.h"
 #include "calls.h"
 #include "device_operation.h"
-#include "proto/binding_rules.h"
 
 namespace epd::engine {
 
@@ -14,9 +13,8 @@ Status Ranks::map(Group& group, const abi::GroupRank& message, Packet& packet) {
   reclaimer_.take(group.ranks[message.rank]);
   Status status = add_peer(group, message, packet);
   if (status.ok()) status = map_arenas(group, message, packet);
-  if (status.ok()) status = map_client_memory(group, message, packet);
   if (!status.ok()) return status;
-  group.ranks[message.rank].place_regions(group.shape, message.bindings);
+  group.ranks[message.rank].place_regions(group.shape);
   group.set_active(message.rank, message.active_since);
   return {};
 }
@@ -43,7 +41,7 @@ Status Ranks::add_peer(Group& group, const abi::GroupRank& message, Packet& pack
 // The supervisor made the arenas. If they can't be mapped that is not the client's fault, but there may be no
 // room.
 Status Ranks::map_arenas(Group& group, const abi::GroupRank& message, const Packet& packet) const {
-  const abi::UserArenaLayout layout(group.shape, abi::bound_regions(message.bindings));
+  const abi::UserArenaLayout layout(group.shape);
   Result<std::unique_ptr<Arena>> user = device_.map_arena(packet.fds[0].get(), layout.total_bytes);
   if (!user.ok()) return user.status();
   Result<std::unique_ptr<Arena>> exchange =
@@ -52,26 +50,7 @@ Status Ranks::map_arenas(Group& group, const abi::GroupRank& message, const Pack
   GroupRankMemory& rank = group.ranks[message.rank];
   rank.user = std::move(user).value();
   rank.exchange = std::move(exchange).value();
-  rank.client.clear();
   rank.device_index = message.device_index;
-  return {};
-}
-
-// The client's memory may be anything. Only the bindings have been checked.
-Status Ranks::map_client_memory(Group& group, const abi::GroupRank& message, const Packet& packet) const {
-  const std::size_t memories = packet.fds.size() - abi::kRankFds;
-  if (const std::string wrong = abi::check_bindings(group.shape, message.bindings, memories); !wrong.empty())
-    return internal_error(wrong);
-  for (std::uint32_t index = 1; index <= memories; ++index) {
-    Result<std::unique_ptr<Arena>> memory =
-        device_.map_client_memory({&packet.fds[abi::kRankFds + index - 1], 1},
-                                  abi::memory_bytes(group.shape, message.bindings, index), message.here != 0);
-    if (!memory.ok()) {
-      return {memory.status().code(),
-              abi::memory_title(message.bindings, index) + " " + memory.status().message()};
-    }
-    group.ranks[message.rank].client.push_back(std::move(memory).value());
-  }
   return {};
 }
 

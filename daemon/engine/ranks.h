@@ -19,7 +19,7 @@ class Ranks {
   Ranks(device::Device& device, Page& page, Reclaimer& reclaimer)
       : device_(device), page_(page), reclaimer_(reclaimer) {}
 
-  // Maps an active rank, in place of the memory that the rank had before. There must be at least
+  // Maps an active rank, in place of the memory that the rank had before. There must be
   // abi::kRankFds descriptors. After a failure, what has been mapped stays until mask().
   Status map(Group& group, const abi::GroupRank& message, Packet& packet);
   // Maps memory of the rank's client, in place of what has its number, or unmaps that. Calls see it at once.
@@ -47,7 +47,6 @@ class Ranks {
   Status map_arenas(Group& group, const abi::GroupRank& message, const Packet& packet) const;
   Result<std::unique_ptr<device::Arena>> open_memory(const abi::GroupMemory& message,
                                                      const Packet& packet) const;
-  Status map_client_memory(Group& group, const abi::GroupRank& message, const Packet& packet) const;
   Status open_lane(Group& group, Member& member) const;
   void clear_memory(const Group& group, const Member& member) const;
 

@@ -42,8 +42,6 @@ void Reclaimer::take(GroupRankMemory& rank) {
   };
   add(std::exchange(rank.user, {}));
   add(std::move(rank.exchange));
-  for (auto& memory : rank.client) add(std::move(memory));
-  rank.client.clear();
   for (auto& mapped : rank.mapped) add(std::move(mapped.arena));
   rank.mapped.clear();
 }

@@ -2,7 +2,6 @@
 
 #include "membership/group.h"
 #include "membership/ids.h"
-#include "proto/binding_rules.h"
 #include "proto/shape_rules.h"
 #include "tables.h"
 
@@ -52,8 +51,7 @@ bool Adoption::is_sound(const Reporter& reporter, const GroupDescription& told, 
          described.active_since == r.active_since && r.active_since != 0 && r.uid == told.label.uid &&
          index >= kFirstSpanningIndex && index < kFirstSpanningIndex + Memberships::kMaxPerSession &&
          member_generation(r.member) != 0 && r.priority >= abi::kMinPriority &&
-         r.priority <= abi::kMaxPriority && abi::check_bound(told.shape, r.bound).empty() &&
-         !members_.contains({reporter.index, r.session, r.member});
+         r.priority <= abi::kMaxPriority && !members_.contains({reporter.index, r.session, r.member});
 }
 
 Adoption::Reports& Adoption::reports_of(const Reporter& reporter, const GroupReport& report) {
@@ -88,7 +86,6 @@ void Adoption::add(const Reporter& reporter, const GroupReport& report) {
     member.engine = {reporter.number, r.device};
     member.sms = r.sms;
     member.priority = r.priority;
-    member.bound = r.bound;
     member.join_request = r.join_request;
     member.active_since = r.active_since;
     member.first_index = r.first_index;

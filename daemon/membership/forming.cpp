@@ -1,6 +1,5 @@
 #include "forming.h"
 
-#include "proto/binding_rules.h"
 
 #include <algorithm>
 #include <string>
@@ -90,7 +89,6 @@ Status Arrivals::ask(Group& group, std::uint32_t rank, const JoinRequest& reques
   member.engine = request.engine;
   member.sms = request.join.sms;
   member.priority = request.join.priority;
-  member.bound = abi::bound_regions(request.join.bindings);
   member.join_request = request.id.number;
   member.join_due_ns = due_ns;
   if (member.session.node != group.sole_node) group.sole_node = 0;

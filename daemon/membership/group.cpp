@@ -1,7 +1,6 @@
 #include "membership/group.h"
 
 #include "forming.h"
-#include "proto/binding_rules.h"
 #include "proto/shape_rules.h"
 
 #include <algorithm>
@@ -156,7 +155,7 @@ Status check_span(abi::Span span, bool spanning) {
           "span is 1 (cluster); allowed: 0 (node), unless the daemon's configuration has [cluster]"};
 }
 
-Status check_join(const abi::Join& join, std::size_t num_memories) {
+Status check_join(const abi::Join& join) {
   const std::string_view name(join.group, abi::text_length(join.group));
   if (Status status = check_group_name(name); !status.ok()) return status;
   const abi::GroupShape& s = join.shape;
@@ -173,11 +172,6 @@ Status check_join(const abi::Join& join, std::size_t num_memories) {
     return invalid_argument("priority is " + std::to_string(join.priority) + "; allowed: " +
                             std::to_string(abi::kMinPriority) + " .. " + std::to_string(abi::kMaxPriority));
   }
-  if (num_memories > abi::kMaxMemories)
-    return invalid_argument(std::to_string(num_memories) + " descriptors of memory came; allowed: at most " +
-                            std::to_string(abi::kMaxMemories));
-  if (std::string wrong = abi::check_bindings(s, join.bindings, num_memories); !wrong.empty())
-    return invalid_argument(std::move(wrong));
   return {};
 }
 

@@ -216,7 +216,7 @@ void Joins::refuse(const JoinRequest& request, Status status) {
 
 // Judges the join without regard to other ranks.
 Status Joins::check_alone(const JoinRequest& request) const {
-  if (Status status = check_join(request.join, request.num_memories); !status.ok()) return status;
+  if (Status status = check_join(request.join); !status.ok()) return status;
   if (Status status = check_span(request.join.shape.span, desk_.spans()); !status.ok()) return status;
   return check_device(request.device_kind, request.join.shape);
 }

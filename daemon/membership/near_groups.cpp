@@ -98,7 +98,7 @@ std::vector<GroupReport> NearGroups::steady() const {
     report.told.ranks = group.ranks;
     for (const auto& [rank, m] : group.members)
       report.ranks.push_back({rank, m.engine.device, m.session.number, m.member, m.uid, m.pid, m.sms,
-                              m.priority, m.bound, m.join_request, m.active_since, m.first_index});
+                              m.priority, m.join_request, m.active_since, m.first_index});
     reports.push_back(std::move(report));
   }
   return reports;
@@ -184,7 +184,6 @@ void NearGroups::decided(const Action& action, const JoinRequest* request, std::
   member.pid = request->pid;
   member.sms = request->join.sms;
   member.priority = request->join.priority;
-  member.bound = abi::bound_regions(request->join.bindings);
   group.asked_sum_ranks = request->join.shape.sum_ranks;
 }
 

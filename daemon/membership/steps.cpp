@@ -46,7 +46,7 @@ bool shares_device(const Group& group, const Member& member) {
 }  // namespace
 
 void Members::reply_joined(const Group& group, const Member& member) {
-  const std::uint64_t arena_bytes = abi::UserArenaLayout(group.shape, member.bound).total_bytes;
+  const std::uint64_t arena_bytes = abi::UserArenaLayout(group.shape).total_bytes;
   const std::uint64_t board_bytes = sizeof(abi::Board);
   desk_.answer(ReplyJoined{
       member.join_id(),

@@ -126,8 +126,7 @@ PacketPorter::Moved PacketPorter::take_in() {
   if (!in_.full) {
     if (const Moved moved = in_.receive(at_.peer); moved != Moved::kYes) return moved;
     note_ = {static_cast<std::uint32_t>(in_.fds.size()), -1, in_.truncated ? 1u : 0u, 0};
-    const auto type = static_cast<abi::AttachType>(in_.header().type);
-    const bool brings_memory = type == abi::AttachType::kJoin || type == abi::AttachType::kMapMemory;
+    const bool brings_memory = in_.header().type == static_cast<std::uint16_t>(abi::AttachType::kMapMemory);
     const auto odd = std::find_if_not(in_.fds.begin(), in_.fds.end(),
                                       [&](int fd) { return brings_memory && may_be_memory(fd); });
     if (odd != in_.fds.end()) note_.not_memory = static_cast<std::int32_t>(odd - in_.fds.begin());

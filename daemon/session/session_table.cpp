@@ -2,7 +2,6 @@
 
 #include "base/event.h"
 #include "porter.h"
-#include "proto/binding_rules.h"
 
 #include <sys/epoll.h>
 #include <sys/socket.h>
@@ -128,14 +127,11 @@ Status SessionTable::check_descriptors(const Session& session, const Packet& pac
                             std::to_string(carried.num_fds));
   }
   const auto type = static_cast<abi::AttachType>(packet.header.type);
-  const std::size_t allowed = !session.attached                     ? 0
-                              : type == abi::AttachType::kJoin      ? abi::kMaxMemories
-                              : type == abi::AttachType::kMapMemory ? abi::kMaxPieces
-                                                                    : 0;
+  const std::size_t allowed = session.attached && type == abi::AttachType::kMapMemory ? abi::kMaxPieces : 0;
   if (carried.too_many != 0) {
     return invalid_argument(
-        "descriptors that are no memory came with many messages of this connection; allowed: "
-        "memfds, or what cuMemExportToShareableHandle gives");
+        "descriptors that are no memory came with many messages of this connection; allowed: what "
+        "cuMemExportToShareableHandle gives");
   }
   if (said > allowed) {
     return invalid_argument("message carries " + std::to_string(said) +
@@ -172,14 +168,7 @@ void SessionTable::handle(Session& session, Packet& packet, const Carried& carri
     Result<abi::Join> join = packet.read<abi::Join>();
     if (!join.ok()) return malformed(session, request_id, join.status());
     if (!expect_reply(session, type, request_id)) return;
-    if (carried.not_memory >= 0) {
-      const auto odd = static_cast<std::uint32_t>(carried.not_memory);
-      return refuse(session.id, request_id,
-                    invalid_argument(abi::memory_title(join->bindings, odd + 1) +
-                                     ": the descriptor is not of memory; allowed: a memfd, or what "
-                                     "cuMemExportToShareableHandle gives"));
-    }
-    host_.join_requested(session, request_id, *join, std::move(packet.fds));
+    host_.join_requested(session, request_id, *join);
   } else if (type == abi::AttachType::kLeave) {
     Result<abi::Leave> leave = packet.read<abi::Leave>();
     if (!leave.ok()) return malformed(session, request_id, leave.status());

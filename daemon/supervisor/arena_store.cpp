@@ -1,7 +1,6 @@
 #include "arena_store.h"
 
 #include "proto/arena.h"
-#include "proto/binding_rules.h"
 #include "proto/group_bytes.h"
 #include "proto/wire.h"
 
@@ -35,7 +34,7 @@ std::uint64_t touched_bytes(int memfd) {
 }  // namespace
 
 abi::CloseStreams MemberArenas::streams() const {
-  const abi::UserArenaLayout layout(wanted.shape, abi::bound_regions(wanted.bindings));
+  const abi::UserArenaLayout layout(wanted.shape);
   return {layout.total_bytes, layout.calls};
 }
 
@@ -57,13 +56,8 @@ Status ArenaStore::check_quota(const MemberArenas& wanted, Quota of_user) const 
     return refuse("all users have", total_bytes_, {limits_.max_bytes, "limits.max_arena_bytes"});
   const auto found = users_.find(wanted.uid);
   const User user = found == users_.end() ? User{} : found->second;
-  if (user.bytes > of_user.limit || bytes > of_user.limit - user.bytes)
-    return refuse("user " + std::to_string(wanted.uid) + " has", user.bytes, of_user);
-  const std::uint64_t memories = user.client_memories + wanted.wanted.num_memories();
-  if (memories <= kMaxClientMemoriesPerUser) return {};
-  return resource_exhausted("user " + std::to_string(wanted.uid) + " would have regions bound to " +
-                            std::to_string(memories) +
-                            " allocations of its own; allowed: " + std::to_string(kMaxClientMemoriesPerUser));
+  if (user.bytes <= of_user.limit && bytes <= of_user.limit - user.bytes) return {};
+  return refuse("user " + std::to_string(wanted.uid) + " has", user.bytes, of_user);
 }
 
 // This is real memory, unlike an arena, which is only promised. So the worst case is counted, and nothing
@@ -84,42 +78,6 @@ Status ArenaStore::check_routing_quota(const MemberArenas& wanted, const Quota& 
   return check("user " + std::to_string(wanted.uid) + " has", user.routing_bytes, of_user);
 }
 
-Status ArenaStore::check_mapped_bytes(const MemberArenas& wanted) const {
-  const auto check = [&wanted](const std::string& who, std::uint64_t used, std::uint64_t limit) -> Status {
-    if (wanted.mapped_bytes <= limit - used) return {};
-    return resource_exhausted("this rank's own memory (bound or registered) has " +
-                              std::to_string(wanted.mapped_bytes) + " bytes to be mapped, and " + who + " " +
-                              std::to_string(used) + "; allowed: " + std::to_string(limit));
-  };
-  const auto found = users_.find(wanted.uid);
-  Status status = check("user " + std::to_string(wanted.uid) + " has",
-                        found == users_.end() ? 0 : found->second.mapped_bytes, kMaxMappedBytesPerUser);
-  return status.ok() ? check("all users have", total_mapped_bytes_, kMaxMappedBytes) : status;
-}
-
-namespace {
-
-// Each memory has at most 2^51 bytes (kMaxBindingOffset), and a rank has few of them.
-std::uint64_t mapped_bytes(const WantedMemory& wanted) {
-  std::uint64_t bytes = 0;
-  for (std::size_t i = 0; i < wanted.num_memories(); ++i)
-    bytes += abi::memory_bytes(wanted.shape, wanted.bindings, static_cast<std::uint32_t>(i + 1));
-  return bytes;
-}
-
-Status check_client_memories(const device::DeviceName& device, const WantedMemory& wanted) {
-  for (std::size_t i = 0; i < wanted.num_memories(); ++i) {
-    const auto index = static_cast<std::uint32_t>(i + 1);
-    Status status = device::check_client_memory(device, (*wanted.memory)[i].get(),
-                                                abi::memory_bytes(wanted.shape, wanted.bindings, index));
-    if (status.ok()) continue;
-    return {status.code(), abi::memory_title(wanted.bindings, index) + " " + status.message()};
-  }
-  return {};
-}
-
-}  // namespace
-
 Status ArenaStore::acquire(std::pair<std::uint64_t, std::uint32_t> member, std::uint32_t uid,
                            const UserQuotas& quotas, const device::DeviceName& device,
                            const WantedMemory& wanted) {
@@ -128,16 +86,13 @@ Status ArenaStore::acquire(std::pair<std::uint64_t, std::uint32_t> member, std::
   made.device = device;
   made.wanted = wanted;
   const bool host = device.kind == abi::DeviceKind::kHost;
-  const abi::GroupBytes needed(wanted.shape, host, abi::bound_regions(wanted.bindings));
-  made.bytes = needed.arena_quota;
+  const abi::GroupBytes needed(wanted.shape, host);
+  made.bytes = needed.rank;
   made.host_bytes = needed.host_quota;
   made.routing_bytes = needed.routing_quota;
-  made.mapped_bytes = host ? mapped_bytes(wanted) : 0;
   Status status = check_quota(made, quotas.arena_bytes);
   if (status.ok()) status = check_routing_quota(made, quotas.routing_bytes);
-  if (status.ok()) status = check_client_memories(device, wanted);
-  if (status.ok()) status = check_mapped_bytes(made);
-  if (status.ok()) status = mappings_.add(member, uid, device, wanted.num_memories());
+  if (status.ok()) status = mappings_.add(member, uid, device);
   if (status.ok()) {
     status = make(made, device);
     if (!status.ok()) mappings_.remove(member);
@@ -145,18 +100,14 @@ Status ArenaStore::acquire(std::pair<std::uint64_t, std::uint32_t> member, std::
   if (!status.ok()) return status;
   total_bytes_ += made.host_bytes;
   total_routing_bytes_ += made.routing_bytes;
-  total_mapped_bytes_ += made.mapped_bytes;
   users_[uid].bytes += made.bytes;
   users_[uid].routing_bytes += made.routing_bytes;
-  users_[uid].mapped_bytes += made.mapped_bytes;
-  users_[uid].client_memories += wanted.num_memories();
   arenas_[member] = std::move(made);
   return {};
 }
 
 Status ArenaStore::make(MemberArenas& made, const device::DeviceName& device) const {
-  const abi::GroupBytes needed(made.wanted.shape, device.kind == abi::DeviceKind::kHost,
-                               abi::bound_regions(made.wanted.bindings));
+  const abi::GroupBytes needed(made.wanted.shape, device.kind == abi::DeviceKind::kHost);
   Result<DescriptorShare> share = descriptors_.take(made.uid, kMemberDescriptors);
   if (!share.ok()) return share.status();
   Result<UniqueFd> user = device::make_arena_memory(device, "epd-user-arena", needed.user_arena);
@@ -192,9 +143,6 @@ void ArenaStore::release(std::uint64_t group_id, std::uint32_t rank) {
   users_.at(uid).bytes -= found->second.bytes;
   total_routing_bytes_ -= found->second.routing_bytes;
   users_.at(uid).routing_bytes -= found->second.routing_bytes;
-  users_.at(uid).mapped_bytes -= found->second.mapped_bytes;
-  total_mapped_bytes_ -= found->second.mapped_bytes;
-  users_.at(uid).client_memories -= found->second.wanted.num_memories();
   if (found->second.given_up && found->second.device.kind == abi::DeviceKind::kHost) {
     closer_.empty_and_close(std::move(found->second.user));
   } else {

@@ -24,17 +24,13 @@
 
 namespace epd::supervisor {
 
-// Descriptors of the memory in which a client keeps regions; null: there are none.
+// Descriptors of memory of a client's own; null: there are none.
 using ClientMemory = std::shared_ptr<const std::vector<UniqueFd>>;
 
-// Where a rank keeps its regions: in epd's arenas, except those that it has bound to memory of its own.
+// Whose memory is made, and for what group.
 struct WantedMemory {
   abi::GroupShape shape{};
-  abi::Bindings bindings{};
-  ClientMemory memory;
-  std::uint64_t session = 0;  // whose it is
-
-  std::size_t num_memories() const { return memory == nullptr ? 0 : memory->size(); }
+  std::uint64_t session = 0;
 };
 
 // Memory of a rank's client in which rows of its calls may lie: see MemoryMaps.
@@ -57,15 +53,10 @@ struct MappedByEngines {
 struct MemberArenas {
   std::uint32_t uid = 0;
   device::DeviceName device;
-  // The bytes that count against limits: the two arenas, the board, and results. On a host device also bound
-  // memory: an engine may be the first to touch a page of it, and a page is charged to the process that
-  // touches it first.
-  std::uint64_t bytes = 0;
+  std::uint64_t bytes = 0;       // that count against limits: the two arenas, the board, and results
   std::uint64_t host_bytes = 0;  // those in host memory
   // Counted separately: the memory that the rank's engine may need for the rank's routings.
   std::uint64_t routing_bytes = 0;
-  // The part of the client's own memory that engines of a host device map, gaps between regions included.
-  std::uint64_t mapped_bytes = 0;
   WantedMemory wanted;
   DescriptorShare descriptors;
   UniqueFd user;
@@ -85,14 +76,6 @@ struct MemberArenas {
 
 class ArenaStore {
  public:
-  // The most descriptors of their own memory that the members of one user may have the supervisor keep.
-  static constexpr std::uint64_t kMaxClientMemoriesPerUser = 4096;
-  // The most bytes of their own memory that engines may have to map, of one user's members and of all. A
-  // memfd may be as long as a client likes and take no memory, but an engine has 128 TiB of addresses for
-  // everybody.
-  static constexpr std::uint64_t kMaxMappedBytesPerUser = std::uint64_t{8} << 40;
-  static constexpr std::uint64_t kMaxMappedBytes = std::uint64_t{64} << 40;
-
   struct Limits {
     std::uint64_t max_bytes = 0;
     std::uint64_t max_routing_bytes = 0;
@@ -119,8 +102,7 @@ class ArenaStore {
 
   // Makes the memory of (group, rank). RESOURCE_EXHAUSTED, with the numbers, if a limit is reached. max_bytes
   // limits host memory; a GPU's memory is limited by the GPU. The limit of mappings is that of the engines
-  // that will map the memory. INVALID_ARGUMENT if the client's own memory can't be used, as far as that can
-  // be told without using it. The board is ready to be read.
+  // that will map the memory. The board is ready to be read.
   Status acquire(std::pair<std::uint64_t, std::uint32_t> member, std::uint32_t uid, const UserQuotas& quotas,
                  const device::DeviceName& device, const WantedMemory& wanted);
   void release(std::uint64_t group_id, std::uint32_t rank);
@@ -152,7 +134,6 @@ class ArenaStore {
  private:
   Status check_quota(const MemberArenas& wanted, Quota of_user) const;
   Status check_routing_quota(const MemberArenas& wanted, const Quota& of_user) const;
-  Status check_mapped_bytes(const MemberArenas& wanted) const;
   Status make(MemberArenas& made, const device::DeviceName& device) const;
 
   void keep_waits(std::uint64_t group_id, const MemberArenas& of);
@@ -160,15 +141,12 @@ class ArenaStore {
 
   struct User {
     std::uint64_t bytes = 0;
-    std::uint64_t client_memories = 0;
     std::uint64_t routing_bytes = 0;
-    std::uint64_t mapped_bytes = 0;
   };
 
   Limits limits_;
   MappingCount mappings_;
   std::uint64_t total_routing_bytes_ = 0;
-  std::uint64_t total_mapped_bytes_ = 0;
   Closer& closer_;
   DescriptorBudget& descriptors_;
   std::uint64_t total_bytes_ = 0;  // in host memory

@@ -12,7 +12,6 @@
 #include "membership/deciders.h"
 #include "messages.h"
 #include "process_state.h"
-#include "proto/binding_rules.h"
 #include "session/session_table.h"
 
 #include <unistd.h>
@@ -43,10 +42,6 @@ void fill_counters(v1::Device& message, const abi::EnginePage& page) {
 }
 
 void fill(v1::GroupMember& message, const MemberArenas& arenas) {
-  const abi::Bindings& bindings = arenas.wanted.bindings;
-  for (std::size_t region = 0; region < abi::kNumRegions; ++region) {
-    if (bindings[region].memory != 0) message.add_bound_regions(abi::kRegionNames[region]);
-  }
   std::uint64_t mapped = 0;
   for (const auto& [number, entry] : arenas.mapped) mapped += entry.range.bytes;
   message.set_registered_bytes(mapped);

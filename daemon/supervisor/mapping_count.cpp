@@ -61,15 +61,14 @@ void MappingCount::give_back(const Process& process, std::uint32_t uid, std::uin
 }
 
 Status MappingCount::add(std::pair<std::uint64_t, std::uint32_t> member, std::uint32_t uid,
-                         const device::DeviceName& device, std::uint64_t client_memories) {
+                         const device::DeviceName& device) {
   const std::string its = engine_of(device);
-  const std::uint64_t cost = kArenas + client_memories;
   const auto found = groups_.find(member.first);
-  std::map<Process, std::uint64_t> more = {{its, cost + kOwn}, {kSupervisor, kBoard}};
+  std::map<Process, std::uint64_t> more = {{its, kArenas + kOwn}, {kSupervisor, kBoard}};
   if (found != groups_.end()) {
     // An engine that has no other rank of the group maps the memory of all ranks.
-    if (found->second.engines.count(its) == 0) more[its] += found->second.mappings;
-    for (const auto& [engine, ranks] : found->second.engines) more.try_emplace(engine, cost);
+    if (found->second.engines.count(its) == 0) more[its] += kArenas * found->second.ranks.size();
+    for (const auto& [engine, ranks] : found->second.engines) more.try_emplace(engine, kArenas);
   }
   for (const auto& [process, mappings] : more) {
     if (Status status = check(process, uid, mappings); !status.ok()) return status;
@@ -77,8 +76,7 @@ Status MappingCount::add(std::pair<std::uint64_t, std::uint32_t> member, std::ui
   for (const auto& [process, mappings] : more) take(process, uid, mappings);
   Group& group = groups_[member.first];
   group.uid = uid;
-  group.ranks[member.second] = {its, cost};
-  group.mappings += cost;
+  group.ranks[member.second] = its;
   ++group.engines[its];
   return {};
 }
@@ -88,15 +86,14 @@ void MappingCount::remove(std::pair<std::uint64_t, std::uint32_t> member) {
   const auto found = groups_.find(member.first);
   if (found == groups_.end() || found->second.ranks.count(member.second) == 0) return;
   Group& group = found->second;
-  const Rank rank = group.ranks.at(member.second);
+  const Process its = group.ranks.at(member.second);
   group.ranks.erase(member.second);
-  for (const auto& [engine, ranks] : group.engines) give_back(engine, group.uid, rank.mappings);
-  give_back(rank.engine, group.uid, kOwn);
+  for (const auto& [engine, ranks] : group.engines) give_back(engine, group.uid, kArenas);
+  give_back(its, group.uid, kOwn);
   give_back(kSupervisor, group.uid, kBoard);
-  group.mappings -= rank.mappings;
-  if (--group.engines[rank.engine] == 0) {
-    give_back(rank.engine, group.uid, group.mappings);
-    group.engines.erase(rank.engine);
+  if (--group.engines[its] == 0) {
+    give_back(its, group.uid, kArenas * group.ranks.size());
+    group.engines.erase(its);
   }
   if (group.ranks.empty()) groups_.erase(found);
 }

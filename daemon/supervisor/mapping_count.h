@@ -1,9 +1,9 @@
 // Counts the memory mappings that memberships cost engines, and compares them with the kernel's limit for a
 // process.
 //
-// For every rank of its groups an engine maps two arenas and the memory that the rank's client has bound. For
-// its own ranks it maps the board and the results too. It needs all of them. So a rank for which one of the
-// engines has no room is refused before any engine is told.
+// For every rank of its groups an engine maps two arenas. For its own ranks it maps the board and the results
+// too. It needs all of them. So a rank for which one of the engines has no room is refused before any engine
+// is told.
 #pragma once
 
 #include "common/status.h"
@@ -32,22 +32,17 @@ class MappingCount {
   // RESOURCE_EXHAUSTED, with the numbers, if a process that must map the rank's memory has too few mappings
   // left. Also if the user who owns the group would have more than half of the mappings.
   Status add(std::pair<std::uint64_t, std::uint32_t> member, std::uint32_t uid,
-             const device::DeviceName& device, std::uint64_t client_memories);
+             const device::DeviceName& device);
   void remove(std::pair<std::uint64_t, std::uint32_t> member);
   // The mappings of all users.
   std::uint64_t of_engine(const device::DeviceName& device) const;
 
  private:
   using Process = std::string;  // as messages name it
-  struct Rank {
-    Process engine;
-    std::uint64_t mappings = 0;  // for each engine of the group
-  };
   struct Group {
     std::uint32_t uid = 0;
-    std::map<std::uint32_t, Rank> ranks;
+    std::map<std::uint32_t, Process> ranks;    // their engines
     std::map<Process, std::uint64_t> engines;  // its ranks on each engine
-    std::uint64_t mappings = 0;                // of all its ranks
   };
   struct Use {
     std::uint64_t all = 0;

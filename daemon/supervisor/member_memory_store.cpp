@@ -3,6 +3,7 @@
 #include "device_list.h"
 #include "fleet.h"
 #include "live_config.h"
+#include "session/session_table.h"
 
 #include <string>
 #include <utility>
@@ -14,15 +15,6 @@ MemberMemoryStore::MemberMemoryStore(const Rooms& rooms, Closer& closer, Descrip
       descriptors_(descriptors),
       arenas_(rooms.config.arena_limits(), closer, descriptors),
       open_streams_(rooms.devices.size()) {}
-
-void MemberMemoryStore::keep(const membership::RequestId& request, Brought brought) {
-  brought_[request] = std::move(brought);
-}
-
-void MemberMemoryStore::session_closed(std::uint64_t session_id) {
-  std::erase_if(brought_,
-                [session_id](const auto& entry) { return entry.first.session.number == session_id; });
-}
 
 const MemberArenas* MemberMemoryStore::find(std::uint64_t group_id, std::uint32_t rank) const {
   return arenas_.find(group_id, rank);
@@ -41,8 +33,8 @@ std::vector<membership::BoardIndex> MemberMemoryStore::boards_on(
 }
 
 Status MemberMemoryStore::acquire(const membership::AcquireMemory& action) {
-  const auto brought = brought_.find(action.request);
-  if (brought == brought_.end()) return {StatusCode::kAborted, "its session has closed"};
+  const session::Session* session = rooms_.sessions.find(action.request.session.number);
+  if (session == nullptr) return {StatusCode::kAborted, "its session has closed"};
   // The engine does not read its link. Messages that wait there hold descriptors of their own.
   const std::uint64_t waiting = rooms_.fleet.queued_descriptors();
   if (waiting > descriptors_.allowed() / 4) {
@@ -50,10 +42,11 @@ Status MemberMemoryStore::acquire(const membership::AcquireMemory& action) {
                               " descriptors; allowed for another join: " +
                               std::to_string(descriptors_.allowed() / 4) + " (a quarter of RLIMIT_NOFILE)");
   }
-  const auto& [quotas, bindings, memory] = brought->second;
+  const Caller caller{session->peer.uid, session->peer.gids};
+  const UserQuotas quotas{rooms_.config->max_arena_bytes_of(caller),
+                          rooms_.config->max_routing_bytes_of(caller)};
   return arenas_.acquire({action.group_id, action.rank}, action.uid, quotas,
-                         rooms_.devices[action.engine.device].name,
-                         {action.shape, bindings, memory, action.request.session.number});
+                         rooms_.devices[action.engine.device].name, {action.shape, session->id});
 }
 
 void MemberMemoryStore::mark_lost(const membership::MarkLost& action) {

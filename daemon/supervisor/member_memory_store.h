@@ -1,5 +1,5 @@
-// The memory of members: what joins bring until they are answered, the arenas and boards of ranks, and the
-// streams that an engine's successor is to close.
+// The memory of members: the arenas and boards of ranks, and the streams that an engine's successor is to
+// close.
 #pragma once
 
 #include "arena_store.h"
@@ -18,12 +18,6 @@ namespace epd::supervisor {
 
 class MemberMemoryStore {
  public:
-  // The part of a join that stays here while the registry decides.
-  struct Brought {
-    UserQuotas quotas;
-    abi::Bindings bindings{};
-    ClientMemory memory;
-  };
   struct OpenStreams {
     abi::CloseStreams message;
     UniqueFd user;
@@ -32,11 +26,6 @@ class MemberMemoryStore {
   // Closer and budget must outlive the store.
   MemberMemoryStore(const Rooms& rooms, Closer& closer, DescriptorBudget& descriptors);
   void set_limits(const ArenaStore::Limits& limits) { arenas_.set_limits(limits); }
-
-  // Keeps it until the join is answered or its session has closed.
-  void keep(const membership::RequestId& request, Brought brought);
-  void answered(const membership::RequestId& request) { brought_.erase(request); }
-  void session_closed(std::uint64_t session_id);
 
   // See ArenaStore.
   void give_up(std::uint64_t session) { arenas_.give_up(session); }
@@ -69,7 +58,6 @@ class MemberMemoryStore {
   const Rooms& rooms_;
   const DescriptorBudget& descriptors_;
   ArenaStore arenas_;
-  std::map<membership::RequestId, Brought> brought_;
   std::vector<std::vector<OpenStreams>> open_streams_;  // by device, for its next engine
 };
 

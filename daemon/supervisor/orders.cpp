@@ -78,7 +78,7 @@ void Orders::send_rank(membership::EngineId to, std::uint64_t group_id,
   if (rank.active_since != 0 && rank.engine.node != to.node) {
     rooms_.fleet[to.device].send(
         abi::LinkType::kGroupRank,
-        abi::GroupRank{group_id, rank.rank, rank.engine.device, rank.active_since, 0, rank.engine.node, {}});
+        abi::GroupRank{group_id, rank.rank, rank.engine.device, rank.active_since, rank.engine.node});
     return;
   }
   const MemberArenas* arenas = rooms_.memory.find(group_id, rank.rank);
@@ -87,14 +87,10 @@ void Orders::send_rank(membership::EngineId to, std::uint64_t group_id,
     return;
   }
   const std::uint32_t its_device = rank.engine.device;
-  std::vector<int> fds = {arenas->user.get(), arenas->exchange.get(), rooms_.fleet[its_device].bell_fd(),
-                          rooms_.fleet[its_device].page_fd()};
-  if (arenas->wanted.memory != nullptr) {
-    for (const UniqueFd& fd : *arenas->wanted.memory) fds.push_back(fd.get());
-  }
+  const std::vector<int> fds = {arenas->user.get(), arenas->exchange.get(),
+                                rooms_.fleet[its_device].bell_fd(), rooms_.fleet[its_device].page_fd()};
   rooms_.fleet[to.device].send(abi::LinkType::kGroupRank,
-                               abi::GroupRank{group_id, rank.rank, its_device, rank.active_since,
-                                              rank.engine == to ? 1u : 0u, to.node, arenas->wanted.bindings},
+                               abi::GroupRank{group_id, rank.rank, its_device, rank.active_since, to.node},
                                fds);
   for (const auto& [number, mapped] : arenas->mapped) {
     rooms_.fleet[to.device].send(
@@ -213,7 +209,6 @@ void Orders::carry_out(const membership::MarkLost& action) {
 }
 
 void Orders::carry_out(const membership::ReplyJoined& action) {
-  rooms_.memory.answered(action.request);
   const std::uint64_t session_id = action.request.session.number;
   if (action.message.kept != 0) {
     rooms_.sessions.reply(session_id, action.request.number, abi::AttachType::kJoined, action.message);
@@ -248,7 +243,6 @@ void Orders::carry_out(const membership::ReplyLeft& action) {
 }
 
 void Orders::carry_out(const membership::ReplyRefused& action) {
-  rooms_.memory.answered(action.request);
   refuse(action.request.session.number, action.request.number, action.status);
 }
 

@@ -70,14 +70,12 @@ void SessionEvents::session_closed(Session session, const std::string& how) {
   rooms_.deciders.handle(membership::SessionClosed{
       local(session.id), named ? how + " (program " + session.peer.program + ")" : how});
   parts_.orders.carry_out_all();
-  rooms_.memory.session_closed(session.id);
   if (!rooms_.fleet[session.device].is_ready()) return;
   parts_.orders.send(session.device, abi::LinkType::kRemoveSession, abi::SessionRef{session.id});
   parts_.removals.add(std::move(session));
 }
 
-void SessionEvents::join_requested(const Session& session, std::uint32_t request_id, const abi::Join& join,
-                                   std::vector<UniqueFd> memory) {
+void SessionEvents::join_requested(const Session& session, std::uint32_t request_id, const abi::Join& join) {
   const Caller caller = caller_of(session.peer);
   Status status = parts_.lifecycle.admitting();
   if (status.ok()) {
@@ -88,36 +86,22 @@ void SessionEvents::join_requested(const Session& session, std::uint32_t request
       status = rooms_.config->access.may_take_priority(caller, join.priority);
   }
   // A join that the coordinator would refuse is not sent: such a frame would be malformed.
-  if (status.ok() && join.shape.span == abi::Span::kCluster)
-    status = membership::check_join(join, memory.size());
-  const auto num_memories = static_cast<std::uint32_t>(memory.size());
-  ClientMemory kept;
-  if (status.ok()) {
-    status = keep_memory(caller.uid, std::move(memory), kept);
-  } else {
-    for (UniqueFd& fd : memory) parts_.closer.close(std::move(fd), caller.uid);
-  }
+  if (status.ok() && join.shape.span == abi::Span::kCluster) status = membership::check_join(join);
   if (!status.ok()) {
     parts_.orders.refuse(session.id, request_id, status);
     return;
   }
-  const membership::RequestId id{local(session.id), request_id};
-  const UserQuotas quotas{rooms_.config->max_arena_bytes_of(caller),
-                          rooms_.config->max_routing_bytes_of(caller)};
-  rooms_.memory.keep(id, {quotas, join.bindings, std::move(kept)});
-  rooms_.deciders.handle(membership::JoinRequest{id,
+  rooms_.deciders.handle(membership::JoinRequest{{local(session.id), request_id},
                                                  session.peer.uid,
                                                  session.peer.pid,
                                                  {membership::kLocalNode, session.device},
                                                  rooms_.devices[session.device].name.kind,
                                                  join,
-                                                 rooms_.config->max_groups_of(caller),
-                                                 num_memories});
+                                                 rooms_.config->max_groups_of(caller)});
   parts_.orders.carry_out_all();  // what waits in links by then counts for the next join
 }
 
-// Counted from now on, because a join may wait for long before it has arenas. The closer closes the memory
-// when nobody uses it any more.
+// The closer closes the memory when nobody uses it any more.
 Status SessionEvents::keep_memory(std::uint32_t uid, std::vector<UniqueFd> memory, ClientMemory& out) {
   struct Kept {
     Kept(std::vector<UniqueFd> fds, std::uint32_t user, Closer& slowly)
@@ -154,9 +138,8 @@ Status SessionEvents::check_map(const Session& session, const abi::MapMemory& me
                                                "; allowed without MPS: memory of the daemon's user (" +
                                                std::to_string(::geteuid()) + "), or of cuMemCreate"};
   for (const UniqueFd& piece : memory) {
-    Status status =
-        device::check_client_memory(device.name, piece.get(), message.range.whole / message.range.pieces);
-    if (!status.ok()) return {status.code(), "memory to be mapped: " + status.message()};
+    Status status = device::check_client_memory(piece.get());
+    if (!status.ok()) return {status.code(), "memory to be mapped " + status.message()};
   }
   return {};
 }

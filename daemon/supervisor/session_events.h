@@ -38,8 +38,8 @@ class SessionEvents final : public session::SessionHost {
   int engine_bell(std::uint32_t device) const override;
   void session_opened(const session::Session& session) override;
   void session_closed(session::Session session, const std::string& how) override;
-  void join_requested(const session::Session& session, std::uint32_t request_id, const abi::Join& join,
-                      std::vector<UniqueFd> memory) override;
+  void join_requested(const session::Session& session, std::uint32_t request_id,
+                      const abi::Join& join) override;
   void leave_requested(const session::Session& session, std::uint32_t request_id,
                        const abi::Leave& leave) override;
   void map_requested(const session::Session& session, std::uint32_t request_id, const abi::MapMemory& message,

@@ -245,7 +245,6 @@ class Sequence {
 void Calls::run_sequences(std::uint64_t seed, const std::function<void(Sequence&)>& run) {
   for (std::uint64_t i = 0; i < 9; ++i) {
     Case c = random_case(base_seed() + seed + i, 2 + i % 3);
-    c.bound = 0;
     c.sum_ranks = 0;
     c.degrade = false;
     c.defer = false;

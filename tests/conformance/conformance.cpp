@@ -106,8 +106,7 @@ void Conformance::with_ranks(const Case& c, const Body& body, double seconds) {
   const std::string name = group_name();
   expect_all_ok(run_ranks(c.num_ranks, seconds, [&](std::uint32_t rank) -> std::string {
     const Session session = session_of(rank, c.wait_by_on(rank));
-    const Group group(session, c.config(name.c_str(), rank), c.bound_on(rank),
-                      in_streams() || c.in_stream_on(rank));
+    const Group group(session, c.config(name.c_str(), rank), in_streams() || c.in_stream_on(rank));
     body(session, group, rank);
     return "";
   }));
@@ -127,8 +126,7 @@ void Conformance::run_scripts(const std::vector<Script>& scripts, double seconds
       const Case& c = scripts[i].test_case;
       const std::string group = name + "-" + std::to_string(i);
       note("join " + group + ", " + c.describe());
-      const Group member(session, c.config(group.c_str(), rank), c.bound_on(rank),
-                         in_streams() || c.in_stream_on(rank));
+      const Group member(session, c.config(group.c_str(), rank), in_streams() || c.in_stream_on(rank));
       stats = ScriptRunner(member, c, rank, scripts[i].options).run().to_string();
     }
     return stats;

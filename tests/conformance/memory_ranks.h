@@ -4,7 +4,6 @@
 #include "conformance.h"
 #include "support/caller_memory.h"
 #include "support/cuda_memory.h"
-#include "support/own_memory.h"
 
 #include <atomic>
 #include <cstddef>
@@ -19,26 +18,25 @@ namespace epd::test::callers_memory {
 using abi::Region;
 using Bytes = std::vector<std::byte>;
 
-// Memory of a GPU that is handed out once. Registered it is of epd_memory_alloc or of cudaMalloc.
+// Memory of a GPU that is handed out once. Registered it is of cuMemCreate or of cudaMalloc.
 class Slab {
  public:
-  enum Kind { kOfEpd, kOfMalloc, kNotRegistered, kOfPieces };  // the last two are not registered
+  enum Kind { kOfCreate, kOfMalloc, kNotRegistered, kOfPieces };  // the last two are not registered
 
-  Slab(const Session& session, std::size_t bytes, Kind kind = kOfEpd) : bytes_(bytes) {
+  Slab(const Session& session, std::size_t bytes, Kind kind = kOfCreate) : bytes_(bytes), kind_(kind) {
     epd_session_info_t info;
     epd_session_info_init(&info);
     must(epd_session_info(session.get(), &info), "session info");
     gpu_ = gpu_of(info);
-    if (kind == kOfEpd) memory_ = Allocation::of_epd(gpu_, bytes);
     if (kind == kOfPieces) pieces_ = std::make_unique<PiecedMemory>(gpu_, bytes);
-    begin_ = kind == kOfEpd      ? memory_->address()
+    begin_ = kind == kOfCreate   ? allocate_on_gpu(gpu_, bytes).address
              : kind == kOfPieces ? pieces_->begin()
                                  : malloc_on_gpu(gpu_, bytes);
-    if (kind == kOfEpd || kind == kOfMalloc)
+    if (kind == kOfCreate || kind == kOfMalloc)
       must(epd_memory_register(session.get(), begin_, bytes), "epd_memory_register");
   }
   ~Slab() {
-    if (memory_ == nullptr && pieces_ == nullptr) free_on_gpu(gpu_, begin_);
+    if (kind_ == kOfMalloc || kind_ == kNotRegistered) free_on_gpu(gpu_, begin_);
   }
   Slab(const Slab&) = delete;
   Slab& operator=(const Slab&) = delete;
@@ -54,8 +52,8 @@ class Slab {
 
  private:
   const std::size_t bytes_;
+  const Kind kind_;
   int gpu_ = 0;
-  std::shared_ptr<Allocation> memory_;
   std::unique_ptr<PiecedMemory> pieces_;
   std::byte* begin_ = nullptr;
   std::size_t used_ = 0;
@@ -69,7 +67,6 @@ class CallersMemory : public Conformance {
   static bool by_calls() { return GetParam().starts_with("cuda"); }
   Case memory_case(std::uint64_t seed, std::uint32_t num_ranks) const {
     Case c = random_case(base_seed() + seed, num_ranks);
-    c.bound = 0;
     c.depth = 2 + seed % 2;
     c.num_handles = 2;
     c.kernel_waits = kernel_waits();
@@ -97,12 +94,14 @@ class CallersMemory : public Conformance {
     c.zero_padding = false;
     return c;
   }
-  static Slab::Kind kind_of(std::uint64_t number) { return number % 2 == 0 ? Slab::kOfEpd : Slab::kOfMalloc; }
+  static Slab::Kind kind_of(std::uint64_t number) {
+    return number % 2 == 0 ? Slab::kOfCreate : Slab::kOfMalloc;
+  }
   using RegisteredBody = std::function<void(const Session&, const Group&, std::uint32_t, Slab*)>;
   // Runs the body with space for so many slots. Where nothing can be registered, the test says so, and there
   // is no slab.
   void with_registered(const Case& c, std::size_t slots, const RegisteredBody& body,
-                       Slab::Kind kind = Slab::kOfEpd) {
+                       Slab::Kind kind = Slab::kOfCreate) {
     SCOPED_TRACE(c.describe());
     const std::string name = group_name();
     const std::size_t bytes = slots * (SlotImage(c).bytes() * 2 + 65536);
@@ -115,7 +114,7 @@ class CallersMemory : public Conformance {
         std::uint64_t word[4] = {};
         must(epd_memory_register(session.get(), word, sizeof(word)), "register", EPD_UNSUPPORTED);
       }
-      const Group group(session, c.config(name.c_str(), rank), 0, in_streams() || c.in_stream_on(rank));
+      const Group group(session, c.config(name.c_str(), rank), in_streams() || c.in_stream_on(rank));
       body(session, group, rank, slab.get());
       return "";
     }));

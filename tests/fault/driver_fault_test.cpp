@@ -106,7 +106,7 @@ std::vector<std::string> DriverFault::live(std::uint32_t join_ms) const {
       const Session session(daemon_->socket(), daemon_->device(rank));
       epd_group_config_t config = c.config("life", rank);
       config.timeout_ms = join_ms;
-      const Group group(session, config, c.bound_on(rank));
+      const Group group(session, config);
       ScriptOptions options;
       options.timeout_ms = 10000;
       ScriptRunner(group, c, rank, options).run();

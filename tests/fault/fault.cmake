@@ -10,10 +10,10 @@ endforeach()
 epd_system_test(fault_test LABEL fault NIGHTLY Cycles HostileFlood HostileWatches Soak SOURCES ${_sources} LIBS nlohmann_json::nlohmann_json)
 
 # True GPUs run these programs too (gpu/gpu.cmake).
-epd_system_test(bound_test LABEL fault SOURCES ${CMAKE_CURRENT_LIST_DIR}/bound_test.cpp ${CMAKE_CURRENT_LIST_DIR}/fault.cpp)
 epd_system_test(gpu_fault_test LABEL fault
   SOURCES ${CMAKE_CURRENT_LIST_DIR}/gpu_fault_test.cpp ${CMAKE_CURRENT_LIST_DIR}/gpu_fault_calls_test.cpp
-          ${CMAKE_CURRENT_LIST_DIR}/gpu_fault_leaving_test.cpp ${CMAKE_CURRENT_LIST_DIR}/hostile.cpp
+          ${CMAKE_CURRENT_LIST_DIR}/gpu_fault_leaving_test.cpp ${CMAKE_CURRENT_LIST_DIR}/gpu_fault_memory_test.cpp
+          ${CMAKE_CURRENT_LIST_DIR}/hostile.cpp
           ${CMAKE_CURRENT_LIST_DIR}/gpu_fault_fixture.cpp ${CMAKE_CURRENT_LIST_DIR}/gpu_fault.cpp ${CMAKE_CURRENT_LIST_DIR}/fault.cpp)
 target_compile_definitions(gpu_fault_test PRIVATE
   EPD_FAKE_MPS_CONTROL="${CMAKE_CURRENT_LIST_DIR}/../support/fake_mps_control.sh")

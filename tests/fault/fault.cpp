@@ -23,9 +23,6 @@ Case fault_case(std::uint32_t num_ranks, std::uint32_t depth) {
   c.topk = 4;
   c.depth = depth;
   c.sizes = Sizes::kUneven;
-  // Where the whole of a rank's life is run by run_case: some of its regions are its own.
-  c.bound = abi::region_bit(abi::Region::kX) | abi::region_bit(abi::Region::kRecvX) |
-            abi::region_bit(abi::Region::kY) | abi::region_bit(abi::Region::kOut);
   return c;
 }
 

@@ -12,8 +12,8 @@
 namespace epd::test {
 namespace {
 
-constexpr std::uint32_t kSessions = 10;
-constexpr std::uint32_t kGroupsOfEach = 9;
+constexpr std::uint32_t kSessions = 4;
+constexpr std::uint32_t kGroupsOfEach = 6;
 constexpr std::uint32_t kTokens = 65536;
 constexpr std::uint32_t kTopk = 32;
 
@@ -34,25 +34,16 @@ epd_group_config_t many_choices(const char* name) {
   return config;
 }
 
-// Sessions with groups of one rank each, whose choices are all the same memory: all -1.
+// Sessions with groups of one rank each, whose choices are all -1.
 class ManyChoices {
  public:
-  explicit ManyChoices(const std::string& socket)
-      : choices_(Allocation::of_host(std::size_t{kTokens} * kTopk * sizeof(std::int32_t))) {
-    std::fill_n(choices_->address(), choices_->bytes(), std::byte{0xff});
-    epd_binding_t binding;
-    epd_binding_init(&binding);
-    binding.region = EPD_REGION_TOPK_IDX;
-    binding.fd = choices_->fd();
-    binding.address = choices_->address();
+  explicit ManyChoices(const std::string& socket) {
     for (std::uint32_t s = 0; s < kSessions; ++s) {
       sessions_.push_back(std::make_unique<Session>(socket, "host:0", EPD_WAIT_BY_MEMOP, 60'000));
       for (std::uint32_t g = 0; g < kGroupsOfEach; ++g) {
         const std::string name = "many-" + std::to_string(s) + "-" + std::to_string(g);
-        epd_group_config_t config = many_choices(name.c_str());
-        config.bindings = &binding;
-        config.num_bindings = 1;
-        groups_.push_back(std::make_unique<Group>(*sessions_.back(), config));
+        groups_.push_back(std::make_unique<Group>(*sessions_.back(), many_choices(name.c_str())));
+        std::fill_n(static_cast<std::int32_t*>(groups_.back()->buffers(0).topk_idx), kTokens * kTopk, -1);
       }
     }
   }
@@ -77,7 +68,6 @@ class ManyChoices {
   }
 
  private:
-  const std::shared_ptr<Allocation> choices_;
   std::vector<std::unique_ptr<Session>> sessions_;
   std::vector<std::unique_ptr<Group>> groups_;  // left before the sessions
 };

@@ -7,7 +7,6 @@
 #include "fuzz.h"
 #include "membership/registry.h"
 #include "porter.h"
-#include "proto/binding_rules.h"
 #include "session/session_table.h"
 
 #include <poll.h>
@@ -17,7 +16,6 @@
 #include <array>
 #include <chrono>
 #include <filesystem>
-#include <map>
 #include <memory>
 #include <set>
 #include <string>
@@ -75,8 +73,7 @@ class Host final : public session::SessionHost {
   void session_closed(Session session, const std::string& how) override {
     registry_.handle(membership::SessionClosed{{membership::kLocalNode, session.id}, how});
   }
-  void join_requested(const Session& session, std::uint32_t request_id, const abi::Join& join,
-                      std::vector<UniqueFd> memory) override {
+  void join_requested(const Session& session, std::uint32_t request_id, const abi::Join& join) override {
     membership::JoinRequest request;
     request.id = {{membership::kLocalNode, session.id}, request_id};
     request.uid = session.peer.uid;
@@ -84,8 +81,6 @@ class Host final : public session::SessionHost {
     request.engine = engine(session.device);
     request.join = join;
     request.max_groups = {3, "fuzz"};
-    request.num_memories = static_cast<std::uint32_t>(memory.size());
-    brought_[request.id] = {join.bindings, request.num_memories};
     registry_.handle(request);
   }
   void leave_requested(const Session& session, std::uint32_t request_id, const abi::Leave& leave) override {
@@ -108,7 +103,6 @@ class Host final : public session::SessionHost {
     }
     for (const auto& [session, request, wrong] : std::exchange(maps_, {}))
       table.refuse(session, request, invalid_argument(wrong));
-    if (registry_.groups().empty()) brought_.clear();  // no join waits, whoever has closed without an answer
   }
   void restart(std::uint32_t device) {
     registry_.handle(membership::EngineDown{engine(device), "fuzz", {}});
@@ -139,8 +133,6 @@ class Host final : public session::SessionHost {
                 shape.hidden <= abi::kMaxHidden && shape.max_tokens <= abi::kMaxTokens &&
                 shape.topk <= abi::kMaxTopk && shape.depth <= abi::kMaxDepth,
             "memory is asked for shapes within their limits only");
-    const auto& [bindings, num_memories] = brought_.at(a.request);
-    require(abi::check_bindings(shape, bindings, num_memories).empty(), "and for bindings within theirs");
     require(held_.insert({a.group_id, a.rank}).second, "memory is asked for once");
     registry_.handle(membership::MemoryAcquired{a.request, a.group_id, a.rank, {}});
   }
@@ -154,7 +146,6 @@ class Host final : public session::SessionHost {
     require(held_.count({a.group_id, a.rank}) == 1, "its memory is still there");
   }
   void answer(SessionTable& table, const membership::ReplyJoined& a) {
-    brought_.erase(a.request);
     table.reply(a.request.session.number, a.request.number, AttachType::kJoined, a.message,
                 {arena_.get(), arena_.get()});
   }
@@ -163,18 +154,12 @@ class Host final : public session::SessionHost {
   }
   void answer(SessionTable& table, const membership::ReplyRefused& a) {
     require(!a.status.ok() && !a.status.message().empty(), "a refusal has a code and a text");
-    brought_.erase(a.request);
     table.refuse(a.request.session.number, a.request.number, a.status);
   }
   template <typename T>
   void answer(SessionTable&, const T&) {}  // what needs no answer
 
   membership::GroupRegistry registry_;
-  struct Brought {
-    abi::Bindings bindings;
-    std::uint32_t num_memories;
-  };
-  std::map<membership::RequestId, Brought> brought_;
   std::vector<std::tuple<std::uint64_t, std::uint32_t, std::string>> maps_;
   std::set<std::pair<std::uint64_t, std::uint32_t>> held_;
   UniqueFd arena_;
@@ -324,19 +309,21 @@ class Target {
   }
 
   void send_with_descriptors(Bytes& input) {
-    // A Join that binds its first regions to them, or a Hello, which brings none.
+    // Memory to be mapped, or a Hello, which brings none.
     const std::size_t count = input.byte() % (abi::kMaxMessageFds + 3);
     const std::uint8_t said = input.byte();
     abi::Hello hello = good_hello();
     input.dent(hello);
-    abi::Join join = good_join("a", 1);
-    for (std::uint32_t i = 0; i < std::min(count, abi::kNumRegions); ++i)
-      join.bindings[i] = {i + 1, 0, 0, abi::align_up(abi::region_bytes(join.shape, abi::Region{i}), 128)};
-    input.dent(join);
-    const bool joins = input.byte() % 2 == 0;
-    void* body = joins ? static_cast<void*>(&join) : &hello;
-    const std::size_t bytes = joins ? sizeof(join) : sizeof(hello);
-    const auto type = joins ? static_cast<std::uint16_t>(AttachType::kJoin) : std::uint16_t{input.byte()};
+    abi::MapMemory map{member_, 0, {}};
+    map.range.generation = 1;
+    map.range.by = abi::MemoryBy::kDescriptor;
+    map.range.pieces = static_cast<std::uint32_t>(count);
+    map.range.bytes = map.range.whole = 4096 * count;
+    input.dent(map);
+    const bool maps = input.byte() % 2 == 0;
+    void* body = maps ? static_cast<void*>(&map) : &hello;
+    const std::size_t bytes = maps ? sizeof(map) : sizeof(hello);
+    const auto type = maps ? static_cast<std::uint16_t>(AttachType::kMapMemory) : std::uint16_t{input.byte()};
     const abi::WireHeader header{abi::kWireMagic, type, said,
                                  static_cast<std::uint32_t>(sizeof(header) + bytes), 1};
     iovec parts[2] = {{const_cast<abi::WireHeader*>(&header), sizeof(header)}, {body, bytes}};

@@ -96,8 +96,6 @@ epd_gpu_test(memory MPS TIMEOUT 180
 epd_gpu_test(conformance MPS TIMEOUT 120
   COMMAND $<TARGET_FILE:operations_test> "--gtest_filter=*RandomCases*/cuda:*Modes*/cuda*-${_kills}")
 epd_gpu_test(without_mps TIMEOUT 120 COMMAND $<TARGET_FILE:operations_test> "--gtest_filter=*RandomCases*/cuda")
-epd_gpu_test(bound MPS TIMEOUT 180
-  COMMAND $<TARGET_FILE:bound_test> "--gtest_filter=*/cuda-${_kills}")
 foreach(_name training decode_graph)
   epd_gpu_test(python_${_name} MPS TIMEOUT 180
     COMMAND ${_gpu}/python.sh ${CMAKE_RUNTIME_OUTPUT_DIRECTORY} $<TARGET_FILE:epd_client> python_${_name}.py)

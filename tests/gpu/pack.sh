@@ -16,7 +16,7 @@ fi
 build=$1
 out=$2
 if ! eu_stack=$(command -v eu-stack); then echo "error: eu-stack is missing (apt-get install elfutils)" >&2; exit 1; fi
-programs=("$build"/bin/{epd,epctl,epbench,operations_test,bound_test,gpu_fault_test} "$eu_stack")
+programs=("$build"/bin/{epd,epctl,epbench,operations_test,gpu_fault_test} "$eu_stack")
 
 rm -rf "$out"
 mkdir -p "$out/bin" "$out/lib"

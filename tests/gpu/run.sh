@@ -4,7 +4,7 @@
 # Usage: tests/gpu/run.sh [--daemon DIR] [full]   (from the root of the sources; output in build/gpu;
 # EPD_GPU_STEPS="test suite" runs these steps alone). With --daemon also, under MPS, what pack.sh has put in
 # DIR: the GPU faults, the benchmark's suite, graphs, overlap, SMs that change meanwhile, streams,
-# calls, conformance, bound memory, torch through deep_ep; then a part of it without MPS. `full`, some three
+# calls, conformance, torch through deep_ep; then a part of it without MPS. `full`, some three
 # minutes more: also other ways to ask and to wait, and other images of the kernels: the steps with `asserts`
 # (it checks ranges) and `sm80` (the code for devices before sm_90) in their names.
 # All that the steps have said is in all.log, and what was running 12 s before a step's time was up
@@ -138,7 +138,6 @@ if [ -n "$daemon" ]; then
     step "conformance_$image" 90 env EPD_TEST_BIN="$daemon/bin/$image" "$daemon/bin/operations_test" \
       --gtest_filter="*RandomCases*/cuda"
   done
-  step bound 90 "$daemon/bin/bound_test" --gtest_filter="*/cuda-$kills"
   # torch's ranks through deep_ep, where torch is there.
   programs="training decode_graph"
   [ "$full" = full ] && programs="$programs call_cost call_times"
@@ -161,7 +160,7 @@ if command -v compute-sanitizer > /dev/null && [ "${EPD_GPU_SANITIZE:-1}" = 1 ];
 fi
 for name in $steps; do
   case $name in
-    test | kernels_* | memcheck | racecheck | streams | calls | memory | conformance* | bound) lines=12 ;;
+    test | kernels_* | memcheck | racecheck | streams | calls | memory | conformance*) lines=12 ;;
     *) lines=+1 ;;
   esac
   echo "== $name"

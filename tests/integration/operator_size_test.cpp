@@ -16,7 +16,7 @@ class Size : public Operator {
     Shared<Stage> stage;
     std::vector<RankProcess> ranks = start_ranks(c.num_ranks, [&](std::uint32_t rank) -> std::string {
       const Session session(daemon_->socket(), daemon_->device(rank));
-      const Group group(session, c.config("sized", rank), c.bound);
+      const Group group(session, c.config("sized", rank));
       stage->joined.arrive();
       stage->stop.wait_for(1);
       return "";
@@ -27,17 +27,7 @@ class Size : public Operator {
     expect_all_ok(wait_all(ranks, 60));
   }
   static epd_group_bytes_t told(const Case& c) {
-    std::vector<epd_binding_t> bindings;
-    for (std::uint32_t region = 0; region < abi::kNumRegions; ++region) {
-      if ((c.bound >> region & 1) == 0) continue;
-      epd_binding_t binding;
-      epd_binding_init(&binding);
-      binding.region = static_cast<epd_region_t>(region);
-      bindings.push_back(binding);
-    }
-    epd_group_config_t config = c.config("sized", 0);
-    config.bindings = bindings.data();
-    config.num_bindings = static_cast<std::uint32_t>(bindings.size());
+    const epd_group_config_t config = c.config("sized", 0);
     epd_group_bytes_t bytes;
     epd_group_bytes_init(&bytes);
     EXPECT_EQ(epd_group_bytes(&config, EPD_DEVICE_KIND_HOST, &bytes), EPD_OK) << epd_last_error();
@@ -47,32 +37,31 @@ class Size : public Operator {
     const auto text = [](std::uint32_t number) { return std::to_string(number); };
     const std::vector<std::string> payloads{"bf16", "fp8_cast", "fp8", "opaque"};
     const std::vector<std::string> layouts{"compact", "packed", "expert"};
-    std::vector<std::string> arguments{"size",
-                                       "--ranks",
-                                       text(c.num_ranks),
-                                       "--experts",
-                                       text(c.num_experts),
-                                       "--tokens",
-                                       text(c.max_tokens),
-                                       "--hidden",
-                                       text(c.hidden),
-                                       "--topk",
-                                       text(c.topk),
-                                       "--depth",
-                                       text(c.depth),
-                                       "--handles",
-                                       text(c.num_handles),
-                                       "--biases",
-                                       text(c.num_biases),
-                                       "--payload",
-                                       payloads.at(c.payload),
-                                       "--layout",
-                                       layouts.at(c.layout),
-                                       "--expert-alignment",
-                                       text(c.alignment),
-                                       "--device-kind",
-                                       "host"};
-    if (c.bound != 0) arguments.insert(arguments.end(), {"--bound", "recv_x,y"});
+    const std::vector<std::string> arguments{"size",
+                                             "--ranks",
+                                             text(c.num_ranks),
+                                             "--experts",
+                                             text(c.num_experts),
+                                             "--tokens",
+                                             text(c.max_tokens),
+                                             "--hidden",
+                                             text(c.hidden),
+                                             "--topk",
+                                             text(c.topk),
+                                             "--depth",
+                                             text(c.depth),
+                                             "--handles",
+                                             text(c.num_handles),
+                                             "--biases",
+                                             text(c.num_biases),
+                                             "--payload",
+                                             payloads.at(c.payload),
+                                             "--layout",
+                                             layouts.at(c.layout),
+                                             "--expert-alignment",
+                                             text(c.alignment),
+                                             "--device-kind",
+                                             "host"};
     return epctl(arguments);
   }
 };
@@ -87,7 +76,6 @@ TEST_F(Size, IsWhatTheDaemonMakes) {
   cases[1].depth = 4;
   cases[2].layout = EPD_LAYOUT_PACKED;
   cases[2].alignment = 16;
-  cases[2].bound = abi::region_bit(abi::Region::kRecvX) | abi::region_bit(abi::Region::kY);
   for (const Case& c : cases) {
     SCOPED_TRACE(c.describe());
     const epd_group_bytes_t bytes = told(c);
@@ -99,8 +87,8 @@ TEST_F(Size, IsWhatTheDaemonMakes) {
       EXPECT_EQ(made["epd-user-arena"] + made["epd-exchange-arena"] + made["epd-board"] + made["epd-results"],
                 bytes.group);
       for (const json& session : epctl({"sessions"})["sessions"])
-        EXPECT_EQ(session["arena_bytes"], bytes.arena_quota);
-      EXPECT_EQ(epctl({"status"})["daemon"]["arena_bytes"], c.num_ranks * bytes.arena_quota);
+        EXPECT_EQ(session["arena_bytes"], bytes.rank);
+      EXPECT_EQ(epctl({"status"})["daemon"]["arena_bytes"], c.num_ranks * bytes.rank);
     });
     const json size = told_by_epctl(c);
     EXPECT_EQ(size["rank"]["user_arena_bytes"], bytes.user_arena);
@@ -109,7 +97,6 @@ TEST_F(Size, IsWhatTheDaemonMakes) {
     EXPECT_EQ(size["rank"]["inboxes_bytes"], bytes.inboxes);
     EXPECT_EQ(size["rank"]["board_bytes"], bytes.board);
     EXPECT_EQ(size["rank"]["total_bytes"], bytes.rank);
-    EXPECT_EQ(size["rank"]["arena_quota_bytes"], bytes.arena_quota);
     EXPECT_EQ(size["rank"]["routing_quota_bytes"], bytes.routing_quota);
     EXPECT_EQ(size["group"]["total_bytes"], bytes.group);
     ASSERT_TRUE(eventually(20, [&] { return daemon_->serves_nobody(); }));
@@ -130,7 +117,7 @@ TEST_F(Size, IsWhatTheQuotaCounts) {
     for (const char* which : {"limits.max_arena_bytes_per_user", "limits.max_routing_bytes_per_user"}) {
       SCOPED_TRACE(std::string(which) + (enough ? ", enough" : ", too little"));
       const bool arenas = std::string(which).find("arena") != std::string::npos;
-      start({{which, limit(arenas ? bytes.arena_quota : bytes.routing_quota)}});
+      start({{which, limit(arenas ? bytes.rank : bytes.routing_quota)}});
       RankProcess rank([&]() -> std::string {
         const Session session(daemon_->socket(), daemon_->device(0));
         const epd_group_config_t config = c.config("sized", 0);

@@ -62,7 +62,6 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> dict[str, int]:
         lines.append(f'say("{enum}#", sizeof(enum {enum}));')
         lines.append(f'say("{enum} unsigned", (enum {enum})-1 > 0);')
     lines += ['say("FOREVER", EPD_FOREVER);', 'say("NO_WAIT", EPD_NO_WAIT);', 'say("ANY_RANK", EPD_ANY_RANK);']
-    lines.append('say("FD_OF_ADDRESS", EPD_FD_OF_ADDRESS);')
     lines.append('say("NO_STREAM", (long long)(size_t)EPD_NO_STREAM);')
     folder = tmp_path_factory.mktemp("abi")
     source = folder / "abi.c"
@@ -104,7 +103,6 @@ def test_numbers(name: str, measured: dict[str, int]) -> None:
 def test_constants(measured: dict[str, int]) -> None:
     assert epd.FOREVER == measured["FOREVER"] and epd.NO_WAIT == measured["NO_WAIT"]
     assert epd.ANY_RANK == measured["ANY_RANK"]
-    assert _abi.FD_OF_ADDRESS == measured["FD_OF_ADDRESS"]
     assert _abi.NO_STREAM == measured["NO_STREAM"] & ctypes.c_size_t(-1).value
 
 

@@ -80,63 +80,13 @@ print("done")
     assert done.stdout == "done\n", done.stdout + done.stderr
 
 
-def test_regions_in_arrays_of_ones_own(cuda_daemon: Daemon) -> None:
-    code = (
-        DRIVER
-        + """
-import gc, weakref
-library = ctypes.CDLL(epd._library.path)
-library.epd_memory_alloc.restype = ctypes.c_void_p
-at = library.epd_memory_alloc(ctypes.c_size_t(1 << 20), 0, None)
-class Tensor:  # as torch's
-    def __init__(self, offset, contiguous=True): self.offset, self.contiguous = offset, contiguous
-    def data_ptr(self): return at + self.offset
-    def is_contiguous(self): return self.contiguous
-    def stride(self): return (1, 8)
-def config(name, x, out):
-    bindings = (epd.Binding(epd.Region.X, None, x), epd.Binding(epd.Region.OUT, None, out))
-    return epd.GroupConfig(name=name, num_ranks=1, num_experts=4, max_tokens=8, hidden=128, topk=1, depth=1,
-                           bindings=bindings)
-session = epd.attach(sys.argv[1], "cuda:0")
-def refused(x, text):
-    try: session.join(config("refused", x, Tensor(0)))
-    except epd.InvalidArgument as error: assert text in str(error), error
-    else: raise AssertionError(text)
-refused(Tensor(64), "binding of x: offset is 64")
-refused(Tensor((2 << 20) - 1024), "bindings[0]: x ends 1024 bytes behind the allocation of 2097152 bytes")
-refused(Tensor(4096, False), "binding of x has strides (1, 8)")
-refused(at + (1 << 40), "no memory of cuMemCreate")
-plain = ctypes.c_uint64(); must(cuda.cuMemAlloc_v2(ctypes.byref(plain), ctypes.c_size_t(4096)))
-refused(plain.value, "no memory of cuMemCreate")
-x, out = Tensor(4096), Tensor(65536)
-kept = weakref.ref(x)
-group = session.join(config("own", x, out))
-del x
-gc.collect()
-assert kept() is not None  # by the group
-b = group.buffers(0)
-assert b.x.address == at + 4096 and b.out.address == at + 65536
-rows = b"".join((0x3F80 + i % 100).to_bytes(2, "little") for i in range(1024))
-put(b.x, rows); put(b.topk_idx, b"\\1\\0\\0\\0" * 8)
-dispatch = group.dispatch(0, 8, stream=Stream())
-must(cuda.cuMemcpyDtoDAsync_v2(address(b.y.address), address(b.recv_x.address), ctypes.c_size_t(2048), stream))
-combine = group.combine(0, dispatch.handle, stream=stream.value)
-must(cuda.cuStreamSynchronize(stream))
-assert dispatch.wait().num_recv_rows == 8 and combine.wait().status == epd.Status.OK
-class At: address = at + 65536
-assert get(At, 2048) == rows
-print("done")
-""".replace("\\\\", "\\")
-    )
-    done = run_python(code, cuda_daemon.socket, LD_LIBRARY_PATH=str(FAKE))
-    assert done.stdout == "done\n", done.stdout + done.stderr
-
-
 # A session, and 1 MiB at `at` that can be registered in it.
 ALLOCATED = """
-library = ctypes.CDLL(epd._library.path)
-library.epd_memory_alloc.restype = ctypes.c_void_p
-at = library.epd_memory_alloc(ctypes.c_size_t(1 << 20), 0, None)
+def allocate(size):
+    made = ctypes.c_uint64()
+    must(cuda.cuMemAlloc_v2(ctypes.byref(made), ctypes.c_size_t(size)))
+    return made.value
+at = allocate(1 << 20)
 session = epd.attach(sys.argv[1], "cuda:0")
 """
 
@@ -182,24 +132,22 @@ print("done")
     assert done.stdout == "done\n", done.stdout + done.stderr
 
 
-def test_a_pool_of_any_size(cuda_daemon: Daemon) -> None:
-    """torch takes a pool's memory in segments of 2 or 20 MiB, or of multiples of 2 MiB, and the pool has a part of one.
-    With 4 MiB the first operation failed."""
+def test_registered_memory_of_any_size(cuda_daemon: Daemon) -> None:
+    """torch takes memory in segments of 2 or 20 MiB, or of multiples of 2 MiB, and a tensor has a part of one. With
+    4 MiB the first operation failed."""
     code = (
         DRIVER
+        + ALLOCATED
         + """
 MIB = 1 << 20
-library = ctypes.CDLL(epd._library.path)
-library.epd_memory_alloc.restype = ctypes.c_void_p
 class At:
     def __init__(self, address): self.address = address
-session = epd.attach(sys.argv[1], "cuda:0")
 rows = b"".join((0x3F80 + i % 100).to_bytes(2, "little") for i in range(1024))
 for number, size in enumerate((1, 4097, MIB, 4 * MIB, 4 * MIB + 1, 10 * MIB + 1, 20 * MIB)):
     segment = 2 * MIB if size <= MIB else 20 * MIB if size < 10 * MIB else -(-size // (2 * MIB)) * 2 * MIB
-    at = library.epd_memory_alloc(ctypes.c_size_t(segment), 0, None)
+    at = allocate(segment)
     session.register(at, size)
-    config = epd.GroupConfig(name=f"pool-{number}", num_ranks=1, num_experts=4, max_tokens=8, hidden=128, topk=1)
+    config = epd.GroupConfig(name=f"part-{number}", num_ranks=1, num_experts=4, max_tokens=8, hidden=128, topk=1)
     group = session.join(config)
     b, recv_x = group.buffers(0), At(at)
     put(b.x, rows); put(b.topk_idx, b"\\1\\0\\0\\0" * 8); put(b.recv_x, bytes(2048))
@@ -207,7 +155,7 @@ for number, size in enumerate((1, 4097, MIB, 4 * MIB, 4 * MIB + 1, 10 * MIB + 1,
     must(cuda.cuStreamSynchronize(stream))
     assert dispatch.wait().num_recv_rows == 8 and get(recv_x, 2048) == rows, size
     in_place = get(b.recv_x, 2048) != rows
-    assert in_place == (size > 1), size  # what finds no room in the pool is copied
+    assert in_place == (size > 1), size  # what finds no room there is copied
     dispatch = b = None
     group.leave()
     session.unregister(at)

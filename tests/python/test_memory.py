@@ -54,12 +54,6 @@ def test_a_scalar_of_numpy_is_no_array() -> None:
     for scalar in (np.float32(1), np.bool_(True), record, np.datetime64(0, "s")):
         with pytest.raises(TypeError, match=r"memory.x is .*; allowed: None, an address, or an array"):
             epd.Memory(x=scalar)
-        with pytest.raises(TypeError, match=r"binding of x is .*; allowed: None, an address, or an array"):
-            epd.Binding(epd.Region.X, None, scalar).address()
-    assert epd.Binding(epd.Region.X, None, np.int64(4096)).address() == 4096
-    for region in (99, "x"):
-        with pytest.raises(epd.InvalidArgument, match=rf"region of a binding is {region!r}; allowed: 0 \.\. 1"):
-            epd.Binding(region, None, 4096).address()
     one = np.array(7, np.int32)  # an array of no dimension
     assert epd.Memory(x=one)._raw.x == one.ctypes.data
 
@@ -290,15 +284,13 @@ def test_a_tensors_storage_is_kept_whatever_becomes_of_the_tensor(group: epd.Gro
     def zeros() -> Any:
         return torch.zeros(T, H, dtype=torch.bfloat16)
 
-    got, bound, x = zeros(), zeros(), torch.nn.Parameter(torch.ones(2, H, dtype=torch.bfloat16))
+    got, x = zeros(), torch.nn.Parameter(torch.ones(2, H, dtype=torch.bfloat16))
     memory, read = epd.Memory(recv_x=got), epd.Memory(x=x)
-    held = epd.Binding(epd.Region.X, None, bound).hold()
-    addresses = {got.data_ptr(), bound.data_ptr(), x.data_ptr()}
-    for tensor in (got, bound):
-        tensor.data = zeros()
+    addresses = {got.data_ptr(), x.data_ptr()}
+    got.data = zeros()
     x.data = torch.zeros(1, H, dtype=torch.bfloat16)  # too small: the memory has another one
-    others = [got, bound, *(zeros() for _ in range(16))]
-    assert addresses.isdisjoint(other.data_ptr() for other in others) and held.data_ptr() in addresses
+    others = [got, *(zeros() for _ in range(16))]
+    assert addresses.isdisjoint(other.data_ptr() for other in others)
     group.buffers(0).x[0] = 0x3F80
     group.dispatch(0, 2, memory=memory).wait()
     assert not any(other.any() for other in others)

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import mmap
-import os
 import weakref
 from types import SimpleNamespace
 from typing import Any, Optional
 
 import numpy as np
 import pytest
-from conftest import Daemon, Ranks, shape, with_rank
+from conftest import Daemon, Ranks, shape
 from reference import Inputs, check_dispatch, combined, pack_ue8m0
 
 import epd
@@ -411,37 +409,3 @@ def test_what_memory_may_be(daemon: Daemon) -> None:
         assert array() is not None
         del ticket
         assert array() is None
-
-
-def test_regions_in_memory_of_ones_own(daemon: Daemon) -> None:
-    config = shape(num_ranks=2, num_experts=4, depth=1)
-    size = -(-config.region_bytes(epd.Region.X) // 4096) * 4096
-    memories, configs = [], []
-    for rank in range(2):
-        fd = os.memfd_create("x", os.MFD_ALLOW_SEALING | os.MFD_CLOEXEC)
-        os.ftruncate(fd, size)
-        import fcntl
-
-        fcntl.fcntl(fd, 1033, 2)  # F_ADD_SEALS, F_SEAL_SHRINK
-        memories.append((fd, mmap.mmap(fd, size)))
-        binding = epd.Binding(epd.Region.X, fd, memories[-1][1])
-        configs.append(with_rank(config, rank, bindings=(binding,)))
-    import threading
-
-    with epd.attach(daemon.socket, "host:0") as s0, epd.attach(daemon.socket, "host:1") as s1:
-        groups: list[Any] = [None, None]
-        other = threading.Thread(target=lambda: groups.__setitem__(1, s1.join(configs[1])))
-        other.start()
-        groups[0] = s0.join(configs[0])
-        other.join()
-        for group, (fd, memory) in zip(groups, memories):
-            os.close(fd)
-            b = group.buffers(0)
-            memory[:2] = b"\x80\x3f"
-            assert b.x[0] == 0x3F80  # the same memory
-            b.topk_idx[0] = b.topk_idx[1] = 3
-        for ticket in [group.dispatch(0, 1) for group in groups]:
-            ticket.wait()
-        assert groups[1].buffers(0).recv_x[0] == groups[1].buffers(0).recv_x[128] == 0x3F80
-        with pytest.raises(BufferError):
-            memories[0][1].close()  # the group is in it

@@ -13,7 +13,7 @@
 
 namespace epd::test {
 
-// A slot as it lies in an arena without bound regions.
+// A slot as it lies in an arena.
 class SlotImage {
  public:
   explicit SlotImage(const Case& c);

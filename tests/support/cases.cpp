@@ -247,20 +247,8 @@ std::string Case::describe() const {
          (defer ? " defer" : "") + (in_streams != 0 ? " in streams " + std::to_string(in_streams) : "") +
          (kernel_waits != 0 ? " kernel waits " + std::to_string(kernel_waits) : "") +
          (event_waits != 0 ? " event waits " + std::to_string(event_waits) : "") +
-         (bound != 0 ? " bound " + std::to_string(bound) : "") +
          (sms != 0 ? " sms " + std::to_string(sms) : "") + ", routing " + routing_name(routing) + ", sizes " +
          sizes_name(sizes);
-}
-
-std::uint32_t Case::bound_on(std::uint32_t rank) const {
-  constexpr auto kRegions = static_cast<std::uint32_t>(abi::kNumRegions);
-  std::uint32_t here = 0;
-  for (std::uint32_t i = 0; i < kRegions; ++i) {
-    const std::uint32_t region = (i + 5 * rank) % kRegions;
-    if ((bound >> i & 1) != 0 && abi::region_bytes(shape(), static_cast<abi::Region>(region)) != 0)
-      here |= 1u << region;
-  }
-  return here;
 }
 
 abi::GroupShape Case::shape() const {
@@ -382,7 +370,6 @@ Case random_case(std::uint64_t seed, std::uint32_t num_ranks) {
   constexpr Sizes kSizes[] = {Sizes::kFull, Sizes::kUneven, Sizes::kUneven, Sizes::kSomeEmpty};
   c.sizes = random.below(16) == 0 ? Sizes::kAllEmpty : kSizes[random.below(4)];
   if (random.below(3) == 0) c.max_recv_rows = rows_needed(c, kRoundsThatFit);
-  if (random.below(3) == 0) c.bound = 1 + random.below((1u << abi::kNumRegions) - 1);
   if (random.below(2) == 0) c.sum_ranks = 1 + random.below(num_ranks);
   if (c.payload == EPD_PAYLOAD_FP8_CAST || c.payload == EPD_PAYLOAD_FP8)
     c.scale_layout = static_cast<epd_scale_layout_t>(random.below(2));

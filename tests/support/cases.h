@@ -49,8 +49,6 @@ struct Case {
   // The group continues without lost ranks, and takes them back: a script with `recover` does as well.
   bool degrade = false;
   bool late = false;  // with `degrade`: also without ranks that miss a deadline
-  // Regions that ranks keep in memory of their own, by abi::region_bit; other ones on each rank.
-  std::uint32_t bound = 0;
   // Bit r: rank r's scripts submit in a stream, where operations are calls.
   std::uint32_t in_streams = 0;
   // Bit r: rank r's streams wait by kernel.
@@ -84,7 +82,6 @@ struct Case {
     if ((kernel_waits >> rank & 1) != 0) return EPD_WAIT_BY_KERNEL;
     return (event_waits >> rank & 1) != 0 ? EPD_WAIT_BY_EVENT : EPD_WAIT_BY_MEMOP;
   }
-  std::uint32_t bound_on(std::uint32_t rank) const;  // of those that the group has
 };
 
 // Applies to all cases that say nothing else: groups span nodes, and have no sum domains unless they say so.

@@ -83,7 +83,7 @@ void each_region(epd_buffers_t& b, Move move) {
   visit(Region::kOutWeights, b.out_weights);
 }
 
-// Where the regions of slots lie, as in an arena without bound regions.
+// Where the regions of slots lie, as in an arena.
 struct SlotLayout {
   std::array<std::uint64_t, abi::kNumRegions> bytes{};
   std::array<std::uint64_t, abi::kNumRegions> offset{};
@@ -107,7 +107,6 @@ struct SlotLayout {
 struct Group::Mirror {
   int gpu = 0;
   SlotLayout layout;                                // of the copy here
-  bool one_piece = false;                           // the device's lies likewise
   std::vector<epd_buffers_t> device;                // by slot
   std::byte* host = nullptr;                        // all slots; aligned as the regions are
   std::map<epd_ticket_t, std::uint32_t> in_flight;  // slot of each
@@ -123,46 +122,29 @@ struct Group::Mirror {
     }
     return false;
   }
-  // Calls copy(on the device, here, bytes).
-  template <typename Copy>
-  void copy_slot(std::uint32_t slot, Copy copy) {
-    if (one_piece) {
-      copy(static_cast<std::byte*>(device[slot].x), host + slot * layout.slot_bytes, layout.slot_bytes);
-      return;
-    }
-    each_region(device[slot], [&](abi::Region region, void* place) {
-      copy(static_cast<std::byte*>(place), host + layout.at(slot, region), layout.bytes_of(region));
-    });
-  }
   void push(std::uint32_t slot) {
     if (slot >= device.size() || busy(slot)) return;
-    copy_slot(slot, [&](std::byte* there, std::byte* here, std::size_t bytes) {
-      copy_to_gpu(gpu, there, here, bytes);
-    });
+    copy_to_gpu(gpu, device[slot].x, host + slot * layout.slot_bytes, layout.slot_bytes);
   }
   void pull(std::uint32_t slot) {
-    copy_slot(slot, [&](std::byte* there, std::byte* here, std::size_t bytes) {
-      copy_from_gpu(gpu, here, there, bytes);
-    });
+    copy_from_gpu(gpu, host + slot * layout.slot_bytes, device[slot].x, layout.slot_bytes);
   }
 };
 
-Group::Group(const Session& session, epd_group_config_t config, std::uint32_t bound, bool in_stream) {
+int gpu_of(const epd_session_info_t& session) {
+  return std::atoi(std::strchr(session.device, ':') + 1);
+}
+
+Group::Group(const Session& session, const epd_group_config_t& config, bool in_stream) {
   epd_session_info_t info;
   epd_session_info_init(&info);
   must(epd_session_info(session.get(), &info), "session info");
-  if (bound != 0) {
-    own_ = bind_regions(info, config, bound);
-    config.bindings = own_.bindings.data();
-    config.num_bindings = static_cast<std::uint32_t>(own_.bindings.size());
-  }
   must(epd_group_join(session.get(), &config, &handle_), std::string("join ") + config.name);
   if (info.device_kind != EPD_DEVICE_KIND_CUDA) return;
   on_gpu_ = info.device_kind == EPD_DEVICE_KIND_CUDA;
   const std::uint32_t depth = config.depth != 0 ? config.depth : abi::kDefaultDepth;
   mirror_ = std::make_shared<Mirror>(config);
   mirror_->gpu = gpu_of(info);
-  mirror_->one_piece = bound == 0;
   if (in_stream && on_gpu_) mirror_->stream = std::make_unique<GpuStream>(mirror_->gpu);
   mirror_->host =
       static_cast<std::byte*>(std::aligned_alloc(abi::kRegionAlign, mirror_->layout.slot_bytes * depth));
@@ -171,7 +153,6 @@ Group::Group(const Session& session, epd_group_config_t config, std::uint32_t bo
 
 Group::Group(Group&& other) noexcept
     : handle_(std::exchange(other.handle_, nullptr)),
-      own_(std::move(other.own_)),
       mirror_(std::move(other.mirror_)),
       on_gpu_(other.on_gpu_) {}
 
@@ -179,7 +160,6 @@ Group& Group::operator=(Group&& other) noexcept {
   if (this != &other) {
     epd_group_leave(handle_);
     handle_ = std::exchange(other.handle_, nullptr);
-    own_ = std::move(other.own_);
     mirror_ = std::move(other.mirror_);
     on_gpu_ = other.on_gpu_;
   }

@@ -3,7 +3,6 @@
 #pragma once
 
 #include "epd/epd.h"
-#include "support/own_memory.h"
 
 #include <cstddef>
 #include <cstdint>
@@ -38,9 +37,8 @@ class Session {
 class Group {
  public:
   Group() = default;
-  // `bound`: regions that are bound to memory of the test's own (abi::region_bit). `in_stream`: dispatch()
-  // and combine() enqueue in a stream of the group's, if its operations are calls.
-  Group(const Session& session, epd_group_config_t config, std::uint32_t bound = 0, bool in_stream = false);
+  // `in_stream`: dispatch() and combine() enqueue in a stream of the group's, if its operations are calls.
+  Group(const Session& session, const epd_group_config_t& config, bool in_stream = false);
   explicit Group(epd_group_t* taken_over) : handle_(taken_over) {}
   Group(Group&& other) noexcept;
   Group& operator=(Group&& other) noexcept;
@@ -64,7 +62,7 @@ class Group {
   // Its operations are calls: see epd.h, "Calls".
   bool on_gpu() const { return on_gpu_; }
 
-  // On a CUDA device, for tests that move slots by themselves; not with bound regions.
+  // On a CUDA device, for tests that move slots by themselves.
   int gpu() const;
   std::size_t slot_bytes() const;
   std::byte* slot_on_gpu(std::uint32_t slot) const;
@@ -78,10 +76,12 @@ class Group {
   epd_status_t submitted(epd_status_t status, std::uint32_t slot, const epd_ticket_t* ticket) const;
 
   epd_group_t* handle_ = nullptr;
-  BoundMemory own_;
   std::shared_ptr<Mirror> mirror_;  // null on a host device
   bool on_gpu_ = false;
 };
+
+// The GPU of a session, as the driver numbers it.
+int gpu_of(const epd_session_info_t& session);
 
 // A config that is valid and small; change what the test is about.
 epd_group_config_t small_config(const char* name, std::uint32_t rank, std::uint32_t num_ranks);

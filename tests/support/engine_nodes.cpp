@@ -174,7 +174,6 @@ void EngineNodes::tell_rank(const Engine& engine, std::uint32_t number) const {
   message.device_index = rank.engine->device;
   message.active_since = rank.since;
   message.node = rank.engine->node;
-  message.here = rank.engine == &engine ? 1 : 0;
   if (rank.engine->node != engine.node) {
     engine.thread->send(LinkType::kGroupRank, message);
     return;

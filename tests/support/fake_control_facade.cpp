@@ -80,8 +80,6 @@ v1::Group make_group() {
   group.set_arena_bytes(std::uint64_t{500} << 20);
   add_member(group, 0, 11, "host:0");
   add_member(group, 1, 12, "host:1");
-  group.mutable_members(1)->add_bound_regions("recv_x");
-  group.mutable_members(1)->add_bound_regions("y");
   group.mutable_members(1)->set_registered_bytes(std::uint64_t{3} << 30);
   for (const auto& [where, times] : {std::pair("in_place", 4000), std::pair("no_room", 900)}) {
     v1::RowCount& count = *group.mutable_members(1)->add_rows();

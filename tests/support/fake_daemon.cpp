@@ -122,9 +122,9 @@ void FakeDaemon::handle(Packet& packet) {
       } else if (!settings_.silent_join) {
         const auto request = must(packet.read<abi::Join>());
         if (settings_.hold_join == request.group) {
-          held_.push_back({request, id, std::move(packet.fds)});
+          held_.push_back({request, id});
         } else {
-          join(request, id, std::move(packet.fds));
+          join(request, id);
         }
       }
       return;
@@ -168,7 +168,7 @@ void FakeDaemon::answer_join(std::int32_t rank) {
   EPD_CHECK(found != held_.end());
   HeldJoin held = std::move(*found);
   held_.erase(found);
-  join(held.join, held.request_id, std::move(held.memory));
+  join(held.join, held.request_id);
 }
 
 void FakeDaemon::reply_refused(const Status& status, std::uint32_t request_id) {
@@ -219,7 +219,7 @@ void FakeDaemon::welcome(const abi::Hello& hello, std::uint32_t request_id) {
   }
 }
 
-void FakeDaemon::join(const abi::Join& request, std::uint32_t request_id, std::vector<UniqueFd> memory) {
+void FakeDaemon::join(const abi::Join& request, std::uint32_t request_id) {
   if (request.restores != 0 && settings_.keeps_member) {
     abi::Joined kept{};
     kept.epoch = members_.back()->epoch + 1;
@@ -230,10 +230,7 @@ void FakeDaemon::join(const abi::Join& request, std::uint32_t request_id, std::v
   auto member = std::make_unique<FakeMember>();
   member->member = static_cast<std::uint32_t>(members_.size()) + 100;
   member->shape = request.shape;
-  member->bindings = request.bindings;
-  member->memory = std::move(memory);
-  const std::uint64_t user_bytes =
-      abi::UserArenaLayout(request.shape, abi::bound_regions(request.bindings)).total_bytes;
+  const std::uint64_t user_bytes = abi::UserArenaLayout(request.shape).total_bytes;
   const std::uint64_t file_bytes =
       abi::WaitsLayout(request.shape).total_bytes - static_cast<std::uint64_t>(settings_.less_board_bytes);
   const UniqueFd user_fd =

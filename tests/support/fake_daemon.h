@@ -55,8 +55,6 @@ struct FakeSettings {
 struct FakeMember {
   std::uint32_t member = 0;
   abi::GroupShape shape{};
-  abi::Bindings bindings{};
-  std::vector<UniqueFd> memory;          // the descriptors that came with the join
   std::vector<abi::MemoryRange> mapped;  // as they were asked for
   std::uint64_t epoch = 1;
   std::uint64_t next_index = 0;
@@ -66,9 +64,7 @@ struct FakeMember {
   Mapping board_mapping;
   Mapping results_mapping;
 
-  abi::CallWords& calls() const {
-    return *user.as<abi::CallWords>(abi::UserArenaLayout(shape, abi::bound_regions(bindings)).calls);
-  }
+  abi::CallWords& calls() const { return *user.as<abi::CallWords>(abi::UserArenaLayout(shape).calls); }
   abi::Results& results() const { return *results_mapping.as<abi::Results>(); }
   abi::Board& board() const { return *board_mapping.as<abi::Board>(); }
 };
@@ -127,9 +123,8 @@ class FakeDaemon {
   struct HeldJoin {
     abi::Join join;
     std::uint32_t request_id;
-    std::vector<UniqueFd> memory;
   };
-  void join(const abi::Join& request, std::uint32_t request_id, std::vector<UniqueFd> memory);
+  void join(const abi::Join& request, std::uint32_t request_id);
   void reply_refused(const Status& status, std::uint32_t request_id);
   void run_engine();
   std::optional<FakeCall> take_locked();

@@ -384,7 +384,7 @@ std::string run_case(const std::string& socket, const std::string& device, const
   note("attach to " + device);
   const Session session(socket, device);
   note("join " + group);
-  const Group member(session, c.config(group.c_str(), rank), c.bound_on(rank), c.in_stream_on(rank));
+  const Group member(session, c.config(group.c_str(), rank), c.in_stream_on(rank));
   return ScriptRunner(member, c, rank, options).run().to_string();
 }
 

@@ -18,7 +18,6 @@ add_library(epd_test_support STATIC
   ${CMAKE_CURRENT_LIST_DIR}/echo.cpp
   ${CMAKE_CURRENT_LIST_DIR}/far_steps.cpp
   ${CMAKE_CURRENT_LIST_DIR}/replayed.cpp
-  ${CMAKE_CURRENT_LIST_DIR}/own_memory.cpp
   ${CMAKE_CURRENT_LIST_DIR}/caller_memory.cpp
   ${CMAKE_CURRENT_LIST_DIR}/kill_points.cpp
   ${CMAKE_CURRENT_LIST_DIR}/engine_pages.cpp

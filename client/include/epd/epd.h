@@ -24,10 +24,10 @@
  * 6. Threads. Any thread may make any call, also on one session at the same time, with two exceptions. Two
  *    threads that submit to one group must agree on an order. Leave and detach must not race with other calls
  *    on the same handle. No call waits for another call.
- * 7. Blocking. Only calls with a timeout block, and leave, detach, epd_group_check and epd_memory_free. Leave
- *    and detach wait for the hooks of what they end, and up to 5 seconds for the daemon. An operation whose
- *    memory the engines map waits for that: some milliseconds, or while an engine is stopped up to 5 seconds
- *    for each of its two memories.
+ * 7. Blocking. Only calls with a timeout block, and leave, detach and epd_group_check. Leave and detach wait
+ *    for the hooks of what they end, and up to 5 seconds for the daemon. An operation whose memory the
+ *    engines map waits for that: some milliseconds, or while an engine is stopped up to 5 seconds for each of
+ *    its two memories.
  * 8. timeout_ms is 1 or more milliseconds, or 0 for the default that each call states. Calls whose default is
  *    EPD_FOREVER also take EPD_FOREVER and EPD_NO_WAIT. Other values are refused. A wait for an operation
  *    with EPD_FOREVER ends too, as the daemon gives every operation a deadline. If this device's engine is
@@ -269,45 +269,15 @@ typedef enum epd_region {
   EPD_REGION_OUT_WEIGHTS = 18
 } epd_region_t;
 
-/* A region in memory of your own, in place of the group's memory. It holds for all slots, as long as the
- * membership. Operations read and write it there; the daemon makes no memory for it. The memory must be an
- * allocation that can be passed on as a file descriptor:
- *   CUDA device  epd_memory_alloc, or cuMemCreate on this session's GPU with
- *                CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR. cudaMalloc memory can't be bound
- *   host device  a memfd (memfd_create with MFD_ALLOW_SEALING, ordinary pages) with its final size and
- *                F_SEAL_SHRINK. All bindings of a user reach over at most 8 TiB, gaps included
- * Several bindings may use one descriptor, and may overlap where the operations allow it, for example y on
- * top of recv_x. The descriptor may be closed after the join. Rows of operations in flight may still arrive
- * after epd_group_leave: wait for your operations before you use the memory for something else. */
-typedef struct epd_binding {
-  size_t size;
-  epd_region_t region;
-  int fd;          /* of the allocation (cuMemExportToShareableHandle); or EPD_FD_OF_ADDRESS. On a CUDA device
-                      the regions of a descriptor reach into the allocation's last 2 MiB: a GPU maps it whole */
-  uint64_t offset; /* bytes from the allocation's begin to slot 0's region: a multiple of 128 */
-  uint64_t stride; /* bytes from slot to slot: a multiple of 128, at least epd_region_bytes; 0: that, rounded
-                      up to 128 */
-  void* address;   /* slot 0's region in this process, on a CUDA device a device address. epd_group_buffers
-                      returns it + slot * stride */
-} epd_binding_t;
-static inline void epd_binding_init(epd_binding_t* binding) {
-  memset(binding, 0, sizeof(*binding));
-  binding->size = sizeof(*binding);
-}
-
-/* epd_binding_t::fd on a CUDA device: that of the allocation in which `address` lies. libepd finds and
- * exports it. `offset` is 0, and the region of all slots lies in this one allocation. */
-#define EPD_FD_OF_ADDRESS (-1)
-
-/* GPU memory that can be bound: an allocation of its own for each call, reachable from its GPU. Needs no
- * session. The functions have the form of torch.cuda.memory.CUDAPluggableAllocator's. `device` is the GPU as
+/* GPU memory that can be passed on by descriptor: an allocation of its own for each call, reachable from its
+ * GPU. Needs no session. The functions have the form of torch.cuda.memory.CUDAPluggableAllocator's. `device` is the GPU as
  * CUDA numbers it in this process. `stream` is not used.
  * NULL: epd_last_error() says why. RESOURCE_EXHAUSTED: no memory is left. INVALID_ARGUMENT: bytes is 0, or
  * there is no such device. UNSUPPORTED: there is no driver. */
 EPD_API void* epd_memory_alloc(size_t bytes, int device, void* stream);
 /* Waits, like cudaFree, for the GPU's work in the thread's context and in the primary one. If that fails (a
- * stream captures, the driver has ended) the memory stays. What is bound in a group is held by the daemon
- * until the group has let it go. NULL is allowed. Only `address` is used. Not while streams capture. */
+ * stream captures, the driver has ended) the memory stays. NULL is allowed.
+ * Only `address` is used. Not while streams capture. */
 EPD_API void epd_memory_free(void* address, size_t bytes, int device, void* stream);
 
 /* On a GPU, rows in memory that the engines have mapped are not copied: x, recv_x, y and out of
@@ -333,7 +303,7 @@ EPD_API epd_status_t epd_memory_unregister(epd_session_t* session, void* address
 
 #define EPD_ANY_RANK (-1)
 
-/* All ranks must give the same values, but for rank, timeout_ms, sms, priority and bindings. */
+/* All ranks must give the same values, but for rank, timeout_ms, sms and priority. */
 typedef struct epd_group_config {
   size_t size;
   /* [fields.py: epd_group_config_t] */
@@ -382,9 +352,6 @@ typedef struct epd_group_config {
   uint32_t max_recv_rows;
   /* of this rank's operations on its device, -8..7; higher goes first */
   int32_t priority;
-  /* regions in memory of the caller's own, each at most once. Read during the call; NULL: none */
-  const epd_binding_t* bindings;
-  uint32_t num_bindings;
   /* ranks of a sum domain, 1..R; 0: the daemon's choice, R for a group on one node. Combine adds up the rows
    * of each sum domain, and rounds the sums of other domains than its own to bf16. CUDA devices take 0 and R.
    * Since 0.2.0 */
@@ -413,33 +380,31 @@ static inline void epd_group_config_init(epd_group_config_t* config) {
 /* Blocks until all R ranks have joined. Several threads may join at once, other groups or other ranks.
  *
  * INVALID_ARGUMENT: the text names the field. Also: the rank is taken; another rank has given another value
- * (the text has both); memory that can't be bound (the text names the region). RESOURCE_EXHAUSTED: a quota or
- * limit, or 64 joins of this session wait already. PERMISSION_DENIED: this user may not join the group.
- * UNSUPPORTED: the device can't serve such a group, or there is no cluster for EPD_SPAN_CLUSTER.
- * DEADLINE_EXCEEDED: the text names the ranks that are missing, or says that the group has not agreed to take
- * this rank back, or that the daemon did not answer within 5 seconds more. If the daemon accepts such a join
- * later, the library leaves again. */
+ * (the text has both). RESOURCE_EXHAUSTED: a quota or limit, or 64 joins of this session wait already.
+ * PERMISSION_DENIED: this user may not join the group. UNSUPPORTED: the device can't serve such a group, or
+ * there is no cluster for EPD_SPAN_CLUSTER. DEADLINE_EXCEEDED: the text names the ranks that are missing, or
+ * says that the group has not agreed to take this rank back, or that the daemon did not answer within 5
+ * seconds more. If the daemon accepts such a join later, the library leaves again. */
 EPD_API epd_status_t epd_group_join(epd_session_t* session, const epd_group_config_t* config,
                                     epd_group_t** group);
 /* *bytes: of the region in one slot of such a group; 0: the group would have no such region. Needs no
- * session. name, rank and bindings are ignored. INVALID_ARGUMENT: the shape, or the region. */
+ * session. name and rank are ignored. INVALID_ARGUMENT: the shape, or the region. */
 EPD_API epd_status_t epd_region_bytes(const epd_group_config_t* config, epd_region_t region, uint64_t* bytes);
 
 /* Bytes of memory that the daemon allocates for a group. On a CUDA device both arenas are on the GPU, and the
  * driver rounds each up to an allocation unit, 2 MiB as a rule. On a host device a page counts when it is
- * first touched. Bound regions are the caller's memory and come on top. */
+ * first touched. */
 typedef struct epd_group_bytes_s {
   size_t size;
-  uint64_t user_arena;      /* of a rank: all regions of all slots, without those that are bound */
+  uint64_t user_arena;      /* of a rank: all regions of all slots */
   uint64_t exchange_arena;  /* of a rank: what ranks write to each other, and the next two fields */
   uint64_t routing_records; /* in exchange_arena: depth + num_handles records */
   uint64_t inboxes;         /* in exchange_arena: rows of operations with few tokens; 0: there are none */
   uint64_t board;           /* of a rank: its state for the client, in host memory */
   uint64_t results;         /* of a rank: results of its operations, in host memory */
-  uint64_t rank;            /* user_arena + exchange_arena + board + results */
-  uint64_t group;           /* num_ranks * rank, if all ranks bind the same regions */
-  uint64_t arena_quota;   /* of a rank, counts against limits.max_arena_bytes_per_user. CUDA: rank. Host: the
-                             same, with bound regions as if they were in the arena */
+  uint64_t rank;            /* user_arena + exchange_arena + board + results: counts against
+                               limits.max_arena_bytes_per_user */
+  uint64_t group;           /* num_ranks * rank */
   uint64_t routing_quota; /* of a rank, counts against limits.max_routing_bytes_per_user: what a host device's
                              engine keeps of routings at the most; 0 on a CUDA device */
 } epd_group_bytes_t;
@@ -448,8 +413,8 @@ static inline void epd_group_bytes_init(epd_group_bytes_t* bytes) {
   bytes->size = sizeof(*bytes);
 }
 
-/* The memory of such a group on devices of the kind. Needs no session. name and rank are ignored; of bindings
- * only `region` is used. INVALID_ARGUMENT: the shape, a binding's region, or the kind. */
+/* The memory of such a group on devices of the kind. Needs no session. name and rank are ignored.
+ * INVALID_ARGUMENT: the shape, or the kind. */
 EPD_API epd_status_t epd_group_bytes(const epd_group_config_t* config, epd_device_kind_t kind,
                                      epd_group_bytes_t* bytes);
 
@@ -570,9 +535,8 @@ EPD_API epd_status_t epd_group_resume(epd_group_t* group, int32_t timeout_ms, ep
  * and nothing has changed. If it names none, the daemon has not answered, and a rank that was late stays
  * lost. The status of a break: the group has broken meanwhile; after epd_group_resume and what is to be
  * repeated, call again. WOULD_BLOCK: an operation is in flight. RANK_LOST: the group has ended, or this rank
- * was not lost for being late, or another process has taken it; leave. UNSUPPORTED: the group spans nodes, or
- * this rank was late and has bound regions. INVALID_ARGUMENT: another policy, timeout_ms, or the caller is a
- * hook. */
+ * was not lost for being late, or another process has taken it; leave. UNSUPPORTED: the group spans nodes.
+ * INVALID_ARGUMENT: another policy, timeout_ms, or the caller is a hook. */
 EPD_API epd_status_t epd_group_restore(epd_group_t* group, int32_t timeout_ms, epd_resume_info_t* info);
 
 typedef struct epd_progress {

@@ -107,7 +107,6 @@ struct Config {
   std::uint32_t num_handles = 0;
   std::uint32_t max_recv_rows = 0;
   std::int32_t priority = 0;
-  std::vector<epd_binding_t> bindings;
   std::uint32_t sum_ranks = 0;
   epd_span_t span = EPD_SPAN_NODE;
   epd_scale_layout_t scale_layout = EPD_SCALE_LAYOUT_ROW_MAJOR;
@@ -241,8 +240,6 @@ inline epd_group_config_t make_config(const Config& config) {
   raw.num_handles = config.num_handles;
   raw.max_recv_rows = config.max_recv_rows;
   raw.priority = config.priority;
-  raw.bindings = config.bindings.data();
-  raw.num_bindings = static_cast<std::uint32_t>(config.bindings.size());
   raw.sum_ranks = config.sum_ranks;
   raw.span = config.span;
   raw.scale_layout = config.scale_layout;

@@ -13,7 +13,6 @@ from ctypes import c_char, c_char_p, c_int, c_int32, c_size_t, c_uint32, c_uint6
 FOREVER = -1  # timeout_ms: until the operation has ended
 NO_WAIT = -2  # timeout_ms: look and return at once
 ANY_RANK = -1
-FD_OF_ADDRESS = -1
 NO_STREAM = ctypes.c_size_t(-1).value  # the address that stands for "in no stream"
 
 c_enum = c_uint32  # the enums of epd.h have no negative number: gcc and clang take unsigned int
@@ -37,17 +36,6 @@ class SessionInfo(ctypes.Structure):
         ("daemon", c_char * 64),
         ("boot_id", c_char * 33),
         ("device_kind", c_enum),
-    ]
-
-
-class Binding(ctypes.Structure):
-    _fields_ = [
-        ("size", c_size_t),
-        ("region", c_enum),
-        ("fd", c_int),
-        ("offset", c_uint64),
-        ("stride", c_uint64),
-        ("address", c_void_p),
     ]
 
 
@@ -80,8 +68,6 @@ class GroupConfig(ctypes.Structure):
         ("num_handles", c_uint32),
         ("max_recv_rows", c_uint32),
         ("priority", c_int32),
-        ("bindings", ctypes.POINTER(Binding)),
-        ("num_bindings", c_uint32),
         ("sum_ranks", c_uint32),
         ("span", c_enum),
         ("scale_layout", c_enum),
@@ -105,7 +91,6 @@ class GroupBytes(ctypes.Structure):
             "results",
             "rank",
             "group",
-            "arena_quota",
             "routing_quota",
         )
     ]
@@ -241,7 +226,6 @@ STRUCTS: dict[str, type[ctypes.Structure]] = {
     "epd_attach_options": AttachOptions,
     "epd_session_info_s": SessionInfo,
     "epd_row_format": RowFormat,
-    "epd_binding": Binding,
     "epd_group_config": GroupConfig,
     "epd_group_bytes_s": GroupBytes,
     "epd_buffers": Buffers,

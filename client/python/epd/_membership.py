@@ -25,7 +25,7 @@ _groups: weakref.WeakSet[Membership] = weakref.WeakSet()
 class Membership(NotCopied):
     """What a Group holds, and calls that are not the caller's."""
 
-    def __init__(self, info: SessionInfo, handle: GroupHandle, config: GroupConfig, bound: tuple[Any, ...]) -> None:
+    def __init__(self, info: SessionInfo, handle: GroupHandle, config: GroupConfig) -> None:
         self._handle: Optional[GroupHandle] = handle
         self._address = int(handle)
         self._kind = info.device_kind
@@ -44,7 +44,6 @@ class Membership(NotCopied):
         self._results: list[ResultBlock] = []
         self._abandoned: list[int] = []  # kept handles that were collected and not released
         self._hook_queue: Optional[SimpleQueue[Any]] = None
-        self._bound = bound  # what keeps the memory of config.bindings
         self._process = os.getpid()
         self.config = config  # as joined
         self.rank: int = library.epd_group_rank(handle)
@@ -66,12 +65,12 @@ class Membership(NotCopied):
             text = f"the group is of process {self._process}, which attached"
             raise InvalidArgument(f"{text}; allowed: groups that this process joins")
 
-    def _owner(self) -> tuple[object, GroupHandle]:
+    def _owner(self) -> GroupHandle:
         """What memory of the group needs: as long as this lives, the membership does."""
         handle = self._handle
         if handle is None:
             raise self._error(Status.INVALID_ARGUMENT)
-        return (self._bound, handle)
+        return handle
 
     def _check_joined(self) -> None:
         """For a call that has put something aside while another thread may have left."""
@@ -102,7 +101,7 @@ class Membership(NotCopied):
     def _arrays(self, slot: int, row_format: int) -> dict[Region, Any]:
         """memoryviews, or DeviceArrays."""
         owner = self._owner()
-        raw = self._raw_buffers(slot, owner[1])
+        raw = self._raw_buffers(slot, owner)
         array: Any = host_view if self._kind == DeviceKind.HOST else DeviceArray
         shapes = self._shapes_of(row_format).regions
         return {region: array(region_address(raw, region), shape, owner) for region, shape in shapes.items()}

@@ -339,7 +339,7 @@ class Group(Membership):
         if mask is None:
             owner = self._owner()
             address = ctypes.c_void_p()
-            status = library.epd_group_active_mask(owner[1], ctypes.addressof(address))
+            status = library.epd_group_active_mask(owner, ctypes.addressof(address))
             if status:
                 raise self._error(status)
             shape = RegionShape((self.config.num_ranks,), "i")
@@ -429,7 +429,7 @@ class Group(Membership):
         is in flight), Unsupported, InvalidArgument (another policy).
         """
         timeout_ms = checked_timeout(timeout_ms)
-        handle = self._owner()[1]
+        handle = self._owner()
         before = self._raw_buffers(0, handle).x
 
         def call() -> Union[ResumeInfo, Exception]:

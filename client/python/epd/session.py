@@ -87,14 +87,13 @@ class Session(NotCopied):
             raise TypeError(f"config is {config!r}; allowed: a GroupConfig")
         session = self._handle
         raw = config._raw()
-        bound = tuple(binding.hold() for binding in config.bindings)
 
         def join() -> Union[Group, Error]:
             address = ctypes.c_void_p()
             status = library.epd_group_join(session, ctypes.addressof(raw), ctypes.addressof(address))
             if status or session is None:
                 return self._error(status)
-            return Group(self._info, own_group(address.value or 0, session), config, bound)
+            return Group(self._info, own_group(address.value or 0, session), config)
 
         made = on_a_thread(join, "epd-join")
         if isinstance(made, Error):

@@ -10,7 +10,6 @@ from dataclasses import dataclass, fields, replace
 from typing import Any, NamedTuple, Optional, Sequence, Union
 
 from . import _abi
-from ._arrays import array_address, held, is_buffer
 from ._library import library
 from .errors import InvalidArgument, Status, check
 
@@ -127,45 +126,6 @@ class Region(enum.IntEnum):
     OUT_WEIGHTS = 18
 
 
-@dataclass(frozen=True)
-class Binding:
-    """A region in memory of the caller's own, in all slots.
-
-    `memory` is slot 0's region in this process, which the group and its arrays keep: an mmap, a numpy array or
-    another writable buffer; a contiguous torch tensor or another array on a CUDA device; or an address. `fd` is a
-    descriptor of the allocation, and `offset` where the region begins there. On a CUDA device fd None makes libepd
-    find both: the memory is of `epd.torch.memory_pool`, or of cuMemCreate and can be exported. `offset` and
-    `stride` are in bytes, multiples of 128; stride 0 puts the slots close together: a tensor [depth, rows, hidden].
-    See epd_binding_t in epd.h for what memory can be bound.
-    """
-
-    region: Region
-    fd: Optional[int]
-    memory: Any
-    offset: int = 0
-    stride: int = 0
-
-    def hold(self) -> Any:
-        """What keeps the memory: of an mmap a ctypes object, of a tensor an alias. As long as that lives, the mmap
-        can't be closed, and the tensor's storage lives."""
-        memory = held(self._name(), self.memory)
-        if memory is not None and not is_buffer(memory):
-            return memory
-        return ctypes.c_char.from_buffer(memory)
-
-    def address(self) -> Optional[int]:
-        memory = self.hold()
-        if isinstance(memory, ctypes.c_char):
-            return ctypes.addressof(memory)
-        return array_address(self._name(), memory, True)
-
-    def _name(self) -> str:
-        try:
-            return "binding of " + Region(self.region).name.lower()
-        except ValueError:
-            raise InvalidArgument(f"region of a binding is {self.region!r}; allowed: 0 .. {max(Region)}") from None
-
-
 class RowFormat(NamedTuple):
     """What the rows of a dispatch are."""
 
@@ -176,7 +136,7 @@ class RowFormat(NamedTuple):
 # [fields.py: GroupConfig]
 @dataclass(frozen=True)
 class GroupConfig:
-    """The shape of a group. All ranks give the same, but for rank, timeout_ms, sms, priority and bindings.
+    """The shape of a group. All ranks give the same, but for rank, timeout_ms, sms and priority.
 
     name              1..63 characters of [A-Za-z0-9._-]
     rank              0..num_ranks-1, or ANY_RANK: any free one
@@ -202,7 +162,6 @@ class GroupConfig:
                       that needs more fails with RESOURCE_EXHAUSTED on all ranks; with Span.CLUSTER on those of the
                       node, and ranks of other nodes may be taken back to it by the resume
     priority          of this rank's operations on its device, -8..7; higher goes first
-    bindings          regions in memory of the caller's own, each at most once
     sum_ranks         ranks of a sum domain, 1..R; 0: the daemon's choice, R for a group on one node. Combine adds
                       up the rows of each sum domain, and rounds the sums of other domains than its own to bf16.
                       CUDA devices take 0 and R
@@ -237,7 +196,6 @@ class GroupConfig:
     num_handles: int = 0
     max_recv_rows: int = 0
     priority: int = 0
-    bindings: Sequence[Binding] = ()
     sum_ranks: int = 0
     span: Span = Span.NODE
     scale_layout: ScaleLayout = ScaleLayout.ROW_MAJOR
@@ -281,18 +239,8 @@ class GroupConfig:
         raw = _abi.GroupConfig(ctypes.sizeof(_abi.GroupConfig))
         raw.name = encoded("name", self.name)
         for field in fields(self):
-            if field.name not in ("name", "bindings", "more_formats"):
+            if field.name not in ("name", "more_formats"):
                 set_number(raw, field.name, getattr(self, field.name))
-        given = _items("bindings", self.bindings, Binding, "a Binding")
-        bindings = (_abi.Binding * len(given))()
-        for place, binding in zip(bindings, given):
-            place.size = ctypes.sizeof(_abi.Binding)
-            set_number(place, "fd", _abi.FD_OF_ADDRESS if binding.fd is None else binding.fd)
-            for field in ("region", "offset", "stride"):
-                set_number(place, field, getattr(binding, field))
-            place.address = binding.address()
-        raw.bindings = bindings
-        raw.num_bindings = len(given)
         more = _items("more_formats", self.more_formats, RowFormat, "a RowFormat")
         formats = (_abi.RowFormat * len(more))()
         for place, row_format in zip(formats, more):
@@ -384,9 +332,6 @@ _ALLOWED = {
     "sum_ranks": "0 .. num_ranks",
     "shared_regions": "0 .. 1",
     # [end]
-    "fd": f"None, or 0 .. {(1 << 31) - 1}",
-    "offset": f"multiples of 128, 0 .. {1 << 50}",
-    "stride": f"multiples of 128, 0 .. {1 << 50}",
 }
 
 
@@ -401,7 +346,6 @@ class GroupBytes(NamedTuple):
     results: int
     rank: int
     group: int
-    arena_quota: int
     routing_quota: int
 
 

@@ -14,7 +14,6 @@ struct SizeArguments {
   abi::GroupShape shape{};
   std::vector<std::string> more_formats;  // row formats beyond the shape's first, as on the command line
   std::string device_kind = "cuda";
-  std::vector<std::string> bound;  // names of regions
 };
 
 inline constexpr const char* kDefaultSocket = "/run/epd/control.sock";

@@ -69,7 +69,6 @@ std::vector<std::string> words_of() {
 }
 // PAYLOAD, or PAYLOAD:SCALE_FORMAT unless the format is float32.
 std::vector<std::string> row_format_words();
-std::vector<std::string> region_words();
 
 // The index of a word, which must be one of them.
 std::uint32_t number_of(const std::vector<std::string>& words, const std::string& word);

@@ -242,8 +242,6 @@ void add_size(CLI::App& app, Arguments& arguments) {
   number("--handles", "num_handles", shape.num_handles, "Routings that dispatches may keep");
   number("--max-recv-rows", "max_recv_rows", shape.max_recv_rows,
          "Rows of recv_x and y; default: the worst case");
-  list("--bound", arguments.size.bound, region_words(),
-       "Regions in the client's own memory, separated by commas");
   size->add_option("--device-kind", arguments.size.device_kind, "Kind of the devices")
       ->check(CLI::IsMember({"host", "cuda"}))
       ->capture_default_str();

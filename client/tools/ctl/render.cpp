@@ -147,10 +147,7 @@ std::string copies_of(const v1::GroupMember& member) {
 // Says which regions lie in the client's own memory.
 std::string memory_of(const v1::GroupMember& member) {
   std::string text;
-  for (const std::string& region : member.bound_regions())
-    text += (text.empty() ? "own " : ", ") + printable(region);
-  if (member.registered_bytes() != 0)
-    text += (text.empty() ? "" : "; ") + format_bytes(member.registered_bytes()) + " mapped";
+  if (member.registered_bytes() != 0) text += format_bytes(member.registered_bytes()) + " mapped";
   if (const std::string copied = copies_of(member); !copied.empty())
     text += (text.empty() ? "" : "; ") + copied;
   return text.empty() ? "arena" : text;

@@ -1,7 +1,6 @@
 #include "commands.h"
 
 #include "format.h"
-#include "proto/binding_rules.h"
 #include "proto/group_bytes.h"
 #include "proto/shape_rules.h"
 
@@ -30,12 +29,6 @@ abi::GroupShape shape_of(const SizeArguments& a) {
   return shape;
 }
 
-std::uint32_t bound_by(const SizeArguments& a) {
-  std::uint32_t bound = 0;
-  for (const std::string& word : a.bound) bound |= 1u << number_of(region_words(), word);
-  return bound;
-}
-
 Json json_of(const SizeArguments& a, const abi::GroupShape& shape, const abi::GroupBytes& bytes) {
   Json document;
   Json& group = document["shape"];
@@ -55,7 +48,6 @@ Json json_of(const SizeArguments& a, const abi::GroupShape& shape, const abi::Gr
   put_word("scale_format", words_of<v1::ScaleFormat>());
   put_word("scale_layout", words_of<v1::ScaleLayout>());
   document["device_kind"] = a.device_kind;
-  document["bound"] = a.bound;
   document["rank"] = {{"user_arena_bytes", bytes.user_arena},
                       {"exchange_arena_bytes", bytes.exchange_arena},
                       {"routing_records_bytes", bytes.routing_records},
@@ -63,7 +55,6 @@ Json json_of(const SizeArguments& a, const abi::GroupShape& shape, const abi::Gr
                       {"board_bytes", bytes.board},
                       {"results_bytes", bytes.results},
                       {"total_bytes", bytes.rank},
-                      {"arena_quota_bytes", bytes.arena_quota},
                       {"routing_quota_bytes", bytes.routing_quota}};
   document["group"] = {{"total_bytes", bytes.group}};
   Json& regions = document["slot"];
@@ -88,18 +79,17 @@ std::string memory_table(const SizeArguments& a, const abi::GroupBytes& bytes) {
   add("board", "host", bytes.board);
   if (!host) add("results", "host", bytes.results);
   add("all", "", bytes.rank);
-  add("max_arena_bytes_per_user", "quota", bytes.arena_quota);
+  add("max_arena_bytes_per_user", "quota", bytes.rank);
   if (host) add("max_routing_bytes_per_user", "quota", bytes.routing_quota);
   return table.text();
 }
 
-std::string region_table(const abi::GroupShape& shape, std::uint32_t bound) {
-  Table table({{"REGION"}, {"A SLOT", Align::kRight}, {"A RANK", Align::kRight}, {"IN"}});
+std::string region_table(const abi::GroupShape& shape) {
+  Table table({{"REGION"}, {"A SLOT", Align::kRight}, {"A RANK", Align::kRight}});
   for (std::size_t i = 0; i < abi::kNumRegions; ++i) {
     const std::uint64_t bytes = abi::region_bytes(shape, static_cast<abi::Region>(i));
     if (bytes == 0) continue;
-    table.add({abi::kRegionNames[i], format_bytes(bytes), format_bytes(bytes * shape.depth),
-               (bound >> i & 1) != 0 ? "memory of the client's" : "user arena"});
+    table.add({abi::kRegionNames[i], format_bytes(bytes), format_bytes(bytes * shape.depth)});
   }
   return table.text();
 }
@@ -110,10 +100,6 @@ std::vector<std::string> row_format_words() {
   return {"bf16", "fp8_cast", "fp8_cast:float32_pow2", "fp8_cast:ue8m0", "fp8", "fp8:ue8m0"};
 }
 
-std::vector<std::string> region_words() {
-  return {abi::kRegionNames.begin(), abi::kRegionNames.end()};
-}
-
 std::uint32_t number_of(const std::vector<std::string>& words, const std::string& word) {
   return static_cast<std::uint32_t>(std::find(words.begin(), words.end(), word) - words.begin());
 }
@@ -121,12 +107,9 @@ std::uint32_t number_of(const std::vector<std::string>& words, const std::string
 Exit run_size(const Context& context) {
   const SizeArguments& a = context.arguments.size;
   const abi::GroupShape shape = shape_of(a);
-  const std::uint32_t bound = bound_by(a);
-  std::string wrong = abi::check_shape(shape);
-  if (wrong.empty()) wrong = abi::check_bound(shape, bound);
-  if (!wrong.empty()) fail_usage(wrong);
-  const abi::GroupBytes bytes(shape, a.device_kind == "host", bound);
-  return context.answer(json_of(a, shape, bytes), memory_table(a, bytes) + "\n" + region_table(shape, bound));
+  if (const std::string wrong = abi::check_shape(shape); !wrong.empty()) fail_usage(wrong);
+  const abi::GroupBytes bytes(shape, a.device_kind == "host");
+  return context.answer(json_of(a, shape, bytes), memory_table(a, bytes) + "\n" + region_table(shape));
 }
 
 }  // namespace epd::ctl

@@ -3,7 +3,6 @@
 //
 // A user arena has `depth` slots, each holding the regions below. The client maps its own; the engines
 // of the node map all of a group's.
-// A rank may keep regions in memory of its own instead (Binding).
 #pragma once
 
 #include "proto/call_words.h"
@@ -40,6 +39,27 @@ enum class Region : std::uint32_t {
   kCount,
 };
 inline constexpr std::size_t kNumRegions = static_cast<std::size_t>(Region::kCount);
+
+// As in epd.h.
+inline constexpr std::array<const char*, kNumRegions> kRegionNames = {"x",
+                                                                      "x_scales",
+                                                                      "topk_idx",
+                                                                      "topk_weights",
+                                                                      "recv_x",
+                                                                      "recv_scales",
+                                                                      "recv_topk_idx",
+                                                                      "recv_topk_weights",
+                                                                      "recv_src",
+                                                                      "rank_offsets",
+                                                                      "expert_counts",
+                                                                      "expert_offsets",
+                                                                      "source_ranges",
+                                                                      "y",
+                                                                      "y_weights",
+                                                                      "bias[0]",
+                                                                      "bias[1]",
+                                                                      "out",
+                                                                      "out_weights"};
 
 namespace detail {
 
@@ -94,40 +114,9 @@ struct alignas(64) StagingWords {
   std::uint32_t left;      // blocks that have ended
 };
 
-// Where a region lies that its rank has bound to memory of its own: that of slot s at offset + s * stride of
-// the memory. `memory` counts the descriptors that came with it from 1; 0: the region is in the arena.
-struct Binding {
-  std::uint32_t memory = 0;
-  std::uint32_t reserved = 0;
-  std::uint64_t offset = 0;
-  std::uint64_t stride = 0;
-};
-static_assert(sizeof(Binding) == 24);
-
-// Memories of its own that a rank may use, as many descriptors as a message has room for.
-inline constexpr std::size_t kMaxMemories = 20;
-
-// What a rank has bound to memory of its own.
-struct Bindings {
-  std::array<Binding, kNumRegions> regions{};  // by Region
-  // Bytes of each memory, because a GPU maps an allocation as a whole only. 0: unknown; what is used is
-  // mapped.
-  std::array<std::uint64_t, kMaxMemories> whole{};
-
-  constexpr Binding& operator[](std::size_t region) { return regions[region]; }
-  constexpr const Binding& operator[](std::size_t region) const { return regions[region]; }
-};
-
 constexpr std::uint32_t region_bit(Region region) {
   return 1u << static_cast<std::uint32_t>(region);
 }
-constexpr std::uint32_t bound_regions(const Bindings& bindings) {
-  std::uint32_t bound = 0;
-  for (std::size_t i = 0; i < kNumRegions; ++i) bound |= bindings[i].memory != 0 ? 1u << i : 0;
-  return bound;
-}
-
-// Regions in `bound` (region_bit) are elsewhere and have no room here.
 struct UserArenaLayout {
   // The region that lies where this one does; itself: none.
   static constexpr Region shared_with(const GroupShape& shape, Region region) {
@@ -148,16 +137,13 @@ struct UserArenaLayout {
   std::uint64_t active = 0;   // int32[num_ranks], by the client alone: 1: the rank takes part
   std::uint64_t total_bytes = 0;
 
-  constexpr explicit UserArenaLayout(const GroupShape& shape, std::uint32_t bound = 0) {
-    const auto is_bound = [bound](Region region) {
-      return (bound >> static_cast<std::uint32_t>(region) & 1) != 0;
-    };
+  constexpr explicit UserArenaLayout(const GroupShape& shape) {
     for (std::size_t i = 0; i < kNumRegions; ++i) {
       const auto region = static_cast<Region>(i);
       const Region other = shared_with(shape, region);
-      const bool shares = other != region && !is_bound(region) && !is_bound(other);
+      const bool shares = other != region;
       offset[i] = shares && other < region ? offset[static_cast<std::size_t>(other)] : slot_bytes;
-      if (is_bound(region) || (shares && other < region)) continue;
+      if (shares && other < region) continue;
       const std::uint64_t bytes = region_bytes(shape, region);
       const std::uint64_t least = shares ? region_bytes(shape, other) : 0;
       slot_bytes += align_up(bytes > least ? bytes : least, kRegionAlign);

@@ -16,8 +16,8 @@ enum class AttachType : std::uint16_t {
   kHello = 1,    // client -> supervisor; must come first, within the daemon's attach deadline
   kWelcome = 2,  // fds: segment A (rw), segment B (read-only), the engine's bell, the client's bell
   kRefused = 3,  // any request
-  kJoin = 4,     // fds: memory of the client's own that its bindings name
-  kJoined = 5,   // fds: user arena (rw), board (read-only); of a GPU, Results
+  kJoin = 4,
+  kJoined = 5,  // fds: user arena (rw), board (read-only); of a GPU, Results
   kLeave = 6,
   kLeft = 7,
   kGoodbye = 8,     // supervisor -> client, unasked: the session is over, and why
@@ -78,7 +78,6 @@ struct Join {
   std::uint32_t sms;         // SMs (host: threads) per device for this group's operations; 0 = default
   std::int32_t priority;     // of this rank's operations on its device: kMinPriority .. kMaxPriority
   GroupShape shape;
-  Bindings bindings;  // this rank's alone
   // Not 0: the rank is, or was until it was late, a member of this group. It asks that the late ranks come
   // back: all that live ask, with all operations ended. kDegradeLate; answered with Joined.
   std::uint64_t restores;
@@ -90,8 +89,8 @@ struct Joined {
   std::uint64_t group_id;
   std::uint64_t epoch;
   std::uint64_t resume_index;
-  std::uint64_t user_bytes;   // UserArenaLayout::total_bytes less what is bound, repeated for the check
-  std::uint64_t board_bytes;  // sizeof(Board), likewise
+  std::uint64_t user_bytes;          // UserArenaLayout::total_bytes, repeated for the check
+  std::uint64_t board_bytes;         // sizeof(Board), likewise
   std::uint32_t default_timeout_ms;  // of operations that give none
   std::uint32_t sum_ranks;           // of the group's shape; never 0
   // Not 0: another rank of the group is on the rank's device. Then a stream that waits by a kernel might hold
@@ -134,7 +133,7 @@ struct Goodbye {
   char text[kTextBytes];
 };
 
-static_assert(sizeof(Join) + sizeof(WireHeader) <= kMaxMessageBytes && kMaxMemories <= kMaxMessageFds);
+static_assert(sizeof(Join) + sizeof(WireHeader) <= kMaxMessageBytes);
 static_assert(std::is_trivially_copyable_v<Welcome> && std::is_trivially_copyable_v<Join>);
 
 // Changes whenever a size or offset that client and daemon share changes.

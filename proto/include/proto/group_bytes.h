@@ -19,16 +19,14 @@ struct GroupBytes {
   std::uint64_t inboxes = 0;          // in the exchange arena
   std::uint64_t board = 0;            // with what is counted behind it (waits.h)
   std::uint64_t results = 0;          // of the host
-  std::uint64_t rank = 0;             // what the daemon makes: both arenas, the board, results
-  std::uint64_t group = 0;            // of all ranks, if they bind alike
-  std::uint64_t arena_quota = 0;      // what counts for its user
+  std::uint64_t rank = 0;             // both arenas, the board, results: what counts for its user
+  std::uint64_t group = 0;            // of all ranks
   std::uint64_t host_quota = 0;       // what counts for all users: memory of the host
   std::uint64_t routing_quota = 0;  // what an engine of a host device may keep of routings in its own memory
 
-  // `bound`: regions that have no room in the arena (region_bit).
-  constexpr GroupBytes(const GroupShape& shape, bool host_device, std::uint32_t bound) {
+  constexpr GroupBytes(const GroupShape& shape, bool host_device) {
     const ExchangeArenaLayout exchange(shape);
-    user_arena = UserArenaLayout(shape, bound).total_bytes;
+    user_arena = UserArenaLayout(shape).total_bytes;
     exchange_arena = exchange.total_bytes;
     routing_records = exchange.routing_bytes * shape.num_routes();
     inboxes = exchange.inbox_bytes * shape.depth;
@@ -36,9 +34,7 @@ struct GroupBytes {
     results = ResultsLayout(shape).total_bytes;
     rank = user_arena + exchange_arena + board + results;
     group = rank * shape.num_ranks;
-    // A client of a host device may bind memory of the host, which is counted as if the daemon had made it.
-    arena_quota = host_device ? UserArenaLayout(shape).total_bytes + exchange_arena + board + results : rank;
-    host_quota = host_device ? arena_quota : board + results;
+    host_quota = host_device ? rank : board + results;
     routing_quota = host_device ? routing_bytes(shape) : 0;
   }
 };

@@ -29,8 +29,8 @@ enum class LinkType : std::uint16_t {
   kAddSession = 1,     // fds: segment A, segment B (rw), an eventfd by which the client is rung
   kRemoveSession = 2,  // answered with kSessionRemoved at once
   kGroupBegin = 3,
-  // fds: user arena, exchange arena, eventfd and EnginePage of that rank's engine, then the memory of its
-  // client's own that the bindings name; none if it is masked, or on another node
+  // fds: user arena, exchange arena, eventfd and EnginePage of that rank's engine; none if it is masked, or
+  // on another node
   kGroupRank = 4,
   kGroupMember = 5,  // fds: board (rw)
   kGroupCommit = 6,
@@ -61,7 +61,7 @@ enum class LinkType : std::uint16_t {
   kGroupRemoved = 39,
   kResumed = 40,
   kDeviceFailed = 41,  // its last word: nothing of it runs on the device any more, and its process ends
-  kRankRefused = 42,   // memory that a rank's client brought can't be used here; it stays masked
+  kRankRefused = 42,   // the rank's memory can't be mapped here; it stays masked
   kGroupWaits =
       43,  // kGroupReady or kResumed has to wait for what is no fault of the engine's: again and again
   kPeerLost = 44,  // an engine of another node, with which groups are shared, is of no use
@@ -113,12 +113,9 @@ struct GroupRank {
   std::uint32_t rank;
   std::uint32_t device_index;
   std::uint64_t active_since;  // the epoch in which it came; 0: masked, it takes no part
-  std::uint32_t here = 0;      // 1: this engine's own device serves it
   std::uint32_t node = 0;      // its node; 0: the group is on one node
-  Bindings bindings = {};
 };
-inline constexpr std::size_t kRankFds = 4;  // before the client's memory
-static_assert(kRankFds + kMaxMemories <= kMaxMessageFds);
+inline constexpr std::size_t kRankFds = 4;
 
 struct GroupMember {
   std::uint64_t group_id;

@@ -13,7 +13,6 @@ add_executable(client_test
   ${CMAKE_CURRENT_LIST_DIR}/client_hooks_test.cpp
   ${CMAKE_CURRENT_LIST_DIR}/client_handles_test.cpp
   ${CMAKE_CURRENT_LIST_DIR}/client_attach_test.cpp
-  ${CMAKE_CURRENT_LIST_DIR}/client_binding_test.cpp
   ${CMAKE_CURRENT_LIST_DIR}/client_bytes_test.cpp
   ${CMAKE_CURRENT_LIST_DIR}/client_memory_test.cpp
   ${CMAKE_CURRENT_LIST_DIR}/client_ranks_test.cpp
@@ -40,7 +39,7 @@ if(EPD_CUDA_DRIVER_INCLUDE_DIR AND EPD_FAKE_CUDA)
     ${CMAKE_CURRENT_LIST_DIR}/client_cuda_waits_test.cpp
     ${CMAKE_CURRENT_LIST_DIR}/client_events_test.cpp ${CMAKE_CURRENT_LIST_DIR}/client_calls_test.cpp
     ${CMAKE_CURRENT_LIST_DIR}/client_calls_memory_test.cpp ${CMAKE_CURRENT_LIST_DIR}/client_calls_ends_test.cpp
-    ${CMAKE_CURRENT_LIST_DIR}/client_cuda_bindings_test.cpp
+    ${CMAKE_CURRENT_LIST_DIR}/client_cuda_memory_test.cpp
     ${CMAKE_CURRENT_LIST_DIR}/watched_cuda.cpp $<TARGET_OBJECTS:epd_client_objects>)
   target_include_directories(client_cuda_test PRIVATE $<TARGET_PROPERTY:epd_client_objects,INTERFACE_INCLUDE_DIRECTORIES>)
   target_include_directories(client_cuda_test SYSTEM PRIVATE ${EPD_CUDA_DRIVER_INCLUDE_DIR})

@@ -121,7 +121,6 @@ void expect_initialised(void (*init)(Struct*)) {
 TEST(ClientAbi, InitSetsTheSizeAndZeroEverywhereElse) {
   expect_initialised(&epd_attach_options_init);
   expect_initialised(&epd_session_info_init);
-  expect_initialised(&epd_binding_init);
   expect_initialised(&epd_group_config_init);
   expect_initialised(&epd_group_bytes_init);
   expect_initialised(&epd_buffers_init);

@@ -54,33 +54,34 @@ TEST(ClientBytes, AreThoseOfTheLayouts) {
         EXPECT_EQ(bytes.results, abi::ResultsLayout(shape).total_bytes);
         EXPECT_EQ(bytes.rank, bytes.user_arena + bytes.exchange_arena + bytes.board + bytes.results);
         EXPECT_EQ(bytes.group, 2 * bytes.rank);
-        EXPECT_EQ(bytes.arena_quota, bytes.rank);
         EXPECT_EQ(bytes.routing_quota, kind == EPD_DEVICE_KIND_HOST ? abi::routing_bytes(shape) : 0);
       }
     }
   }
 }
 
-TEST(ClientBytes, BoundRegionsHaveNoRoom) {
-  epd_binding_t bindings[2];
-  for (epd_binding_t& binding : bindings) epd_binding_init(&binding);  // no memory yet
-  bindings[0].region = EPD_REGION_RECV_X;
-  bindings[1].region = EPD_REGION_Y;
-  epd_group_config_t config = small_config();
-  const epd_group_bytes_t whole = bytes_of(config, EPD_DEVICE_KIND_HOST);
-  std::uint64_t one = 0;
-  std::uint64_t other = 0;
-  ASSERT_EQ(epd_region_bytes(&config, EPD_REGION_RECV_X, &one), EPD_OK);
-  ASSERT_EQ(epd_region_bytes(&config, EPD_REGION_Y, &other), EPD_OK);
-  config.bindings = bindings;
-  config.num_bindings = 2;
-  const std::uint64_t elsewhere = 4 * (abi::align_up(one, 4096) + abi::align_up(other, 4096));
-  const epd_group_bytes_t host = bytes_of(config, EPD_DEVICE_KIND_HOST);
-  EXPECT_EQ(host.rank, whole.rank - elsewhere);
-  EXPECT_EQ(host.arena_quota, whole.rank) << "bound memory of the host counts";
-  const epd_group_bytes_t cuda = bytes_of(config, EPD_DEVICE_KIND_CUDA);
-  EXPECT_EQ(cuda.user_arena, whole.user_arena - elsewhere);
-  EXPECT_EQ(cuda.arena_quota, whole.rank - elsewhere);
+TEST(ClientBytes, OfRegions) {
+  const epd_group_config_t config = small_config();
+  std::uint64_t bytes = 1;
+  ASSERT_EQ(epd_region_bytes(&config, EPD_REGION_X, &bytes), EPD_OK);
+  EXPECT_EQ(bytes, 8u * 256);
+  ASSERT_EQ(epd_region_bytes(&config, EPD_REGION_RECV_SCALES, &bytes), EPD_OK);
+  EXPECT_EQ(bytes, 0u);
+  EXPECT_EQ(epd_region_bytes(&config, static_cast<epd_region_t>(19), &bytes), EPD_INVALID_ARGUMENT);
+  EXPECT_ERROR_HAS("region is 19; allowed: 0 .. 18");
+  EXPECT_EQ(epd_region_bytes(&config, EPD_REGION_X, nullptr), EPD_INVALID_ARGUMENT);
+  epd_group_config_t bad = config;
+  bad.hidden = 100;
+  EXPECT_EQ(epd_region_bytes(&bad, EPD_REGION_X, &bytes), EPD_INVALID_ARGUMENT);
+  EXPECT_ERROR_HAS("hidden is 100");
+
+  epd::Config same;
+  same.num_ranks = config.num_ranks;
+  same.num_experts = config.num_experts;
+  same.max_tokens = config.max_tokens;
+  same.hidden = config.hidden;
+  same.topk = config.topk;
+  EXPECT_EQ(epd::region_bytes(same, EPD_REGION_RECV_X), 2u * 8 * 256);
 }
 
 TEST(ClientBytes, RefusesWhatAJoinRefuses) {
@@ -93,15 +94,6 @@ TEST(ClientBytes, RefusesWhatAJoinRefuses) {
     EXPECT_STREQ(epd_last_error(), text);
   };
   expect("num_experts is 5; allowed: multiples of num_ranks, which is 2", [](auto& c) { c.num_experts = 5; });
-  epd_binding_t bindings[2];
-  for (epd_binding_t& binding : bindings) epd_binding_init(&binding);
-  const auto bind = [&bindings](auto& c) {
-    c.bindings = bindings;
-    c.num_bindings = 2;
-  };
-  expect("bindings[1]: x is bound twice; allowed: once", bind);
-  bindings[1].region = EPD_REGION_BIAS_1;
-  expect("binding of bias[1]: this group has no such region", bind);
   const epd_group_config_t good = small_config();
   epd_device_kind_t kind;
   const std::uint32_t two = 2;

@@ -1,7 +1,6 @@
 // epd_group_restore on a rank that takes part, and on one that was late.
 #include "client_fixture.h"
 
-#include <sys/mman.h>
 #include <future>
 #include <string>
 
@@ -36,17 +35,6 @@ class ClientRestore : public ClientTest {
   void lose(std::size_t membership) {
     daemon_.member(membership).board().state.store(static_cast<std::uint32_t>(abi::GroupState::kLost));
   }
-  epd_binding_t bound_x() {
-    epd_binding_t x;
-    epd_binding_init(&x);
-    x.region = EPD_REGION_X;
-    x.fd = memory_.get();
-    x.address = place_;
-    return x;
-  }
-
-  UniqueFd memory_{::memfd_create("binding", MFD_CLOEXEC)};
-  char place_[16] = {};
 };
 
 TEST_F(ClientRestore, RefusesWhatItCannotServe) {
@@ -137,38 +125,6 @@ TEST_F(ClientRestore, ANewcomerCombinesWhatWasDispatchedBeforeUnderHandle0) {
   for (std::uint32_t slot = 1; slot < 4; ++slot) wait_completed(dispatch(slot));
   EXPECT_EQ(combine(0, 0, &ticket), EPD_NOT_FOUND);
   EXPECT_ERROR_HAS("every record has had a later one");
-}
-
-TEST_F(ClientRestore, WithBoundRegionsALateRankStaysLost) {
-  const epd_binding_t x = bound_x();
-  epd_group_config_t config = late_config();
-  config.name = "bound";
-  config.bindings = &x;
-  config.num_bindings = 1;
-  epd_group_t* const bound = join(config);
-  // It takes part when it calls, and is lost before the daemon sees that.
-  EXPECT_EQ(epd_group_restore(bound, 0, nullptr), EPD_UNSUPPORTED);
-  EXPECT_ERROR_HAS("this rank was late, and has bound regions; allowed: to leave the group and join it anew");
-  EXPECT_EQ(daemon_.left(), 1u) << "the daemon had taken it back";
-  lose(1);
-  EXPECT_EQ(epd_group_restore(bound, 0, nullptr), EPD_UNSUPPORTED);
-  EXPECT_EQ(daemon_.left(), 1u) << "nothing was asked";
-}
-
-TEST_F(ClientRestore, WithBoundRegionsARankTakesOthersBack) {
-  const epd_binding_t x = bound_x();
-  epd_group_config_t config = late_config();
-  config.name = "bound";
-  config.bindings = &x;
-  config.num_bindings = 1;
-  epd_group_t* const bound = join(config);
-  answer(0, true);
-  daemon_.member(1).epoch = 0;  // it says that the group's epoch is the next one
-  EXPECT_EQ(epd_group_restore(bound, 0, nullptr), EPD_OK) << epd_last_error();
-  epd_buffers_t buffers;
-  epd_buffers_init(&buffers);
-  ASSERT_EQ(epd_group_buffers(bound, 0, &buffers), EPD_OK);
-  EXPECT_EQ(buffers.x, place_);
 }
 
 }  // namespace

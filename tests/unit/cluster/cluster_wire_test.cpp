@@ -264,10 +264,6 @@ TEST(ClusterWire, EventsAreJudged) {
       random.value<JoinRequest>(), [](auto& e) { e.mutable_join_request()->set_pid(-1); },
       "told.event.join_request.pid is -1; allowed: 0 .. 2147483647");
   refused(
-      random.value<JoinRequest>(),
-      [](auto& e) { e.mutable_join_request()->mutable_join()->add_bindings()->set_region(19); },
-      "told.event.join_request.join.bindings.region is 19; allowed: 0 .. 18");
-  refused(
       EngineDown{},
       [](auto& e) {
         for (int i = 0; i < 65'537; ++i) e.mutable_engine_down()->add_boards();

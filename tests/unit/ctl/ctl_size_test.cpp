@@ -28,7 +28,7 @@ abi::GroupShape shape() {
 }
 
 TEST_F(CtlTest, SizeIsWhatTheRulesOfTheDaemonSay) {
-  const abi::GroupBytes bytes(shape(), false, 0);
+  const abi::GroupBytes bytes(shape(), false);
   const Json document = epctl(with({"--json"})).json();
   ASSERT_TRUE(document.is_object());
   const Json& rank = document["rank"];
@@ -41,7 +41,6 @@ TEST_F(CtlTest, SizeIsWhatTheRulesOfTheDaemonSay) {
   EXPECT_EQ(rank["results_bytes"], bytes.results);
   EXPECT_GT(rank["results_bytes"], 0u);
   EXPECT_EQ(rank["total_bytes"], bytes.rank);
-  EXPECT_EQ(rank["arena_quota_bytes"], bytes.rank);
   EXPECT_EQ(rank["routing_quota_bytes"], 0u);
   EXPECT_EQ(document["group"]["total_bytes"], 8 * bytes.rank);
   EXPECT_EQ(document["slot"]["x_bytes"], 128u * 7168 * 2);
@@ -51,16 +50,12 @@ TEST_F(CtlTest, SizeIsWhatTheRulesOfTheDaemonSay) {
   EXPECT_EQ(document["shape"]["depth"], 4u);
   EXPECT_EQ(document["device_kind"], "cuda");
 
-  const Json host = epctl(with({"--json", "--device-kind", "host", "--bound", "recv_x,y"})).json();
+  const Json host = epctl(with({"--json", "--device-kind", "host"})).json();
   ASSERT_TRUE(host.is_object());
-  const abi::GroupBytes on_host(shape(), true,
-                                abi::region_bit(abi::Region::kRecvX) | abi::region_bit(abi::Region::kY));
-  EXPECT_EQ(host["rank"]["user_arena_bytes"], on_host.user_arena);
-  EXPECT_LT(on_host.user_arena, bytes.user_arena);
+  EXPECT_EQ(host["rank"]["user_arena_bytes"], bytes.user_arena);
   EXPECT_EQ(host["rank"]["results_bytes"], bytes.results);
-  EXPECT_EQ(host["rank"]["arena_quota_bytes"], bytes.rank);
-  EXPECT_EQ(host["rank"]["routing_quota_bytes"], on_host.routing_quota);
-  EXPECT_EQ(host["bound"], Json({"recv_x", "y"}));
+  EXPECT_EQ(host["rank"]["total_bytes"], bytes.rank);
+  EXPECT_EQ(host["rank"]["routing_quota_bytes"], abi::GroupBytes(shape(), true).routing_quota);
 }
 
 TEST_F(CtlTest, SizeIsThatOfTheLargestRowFormat) {
@@ -70,17 +65,16 @@ TEST_F(CtlTest, SizeIsThatOfTheLargestRowFormat) {
   const Json document = epctl(with({"--json", "--more-formats", "bf16,fp8:ue8m0"})).json();
   ASSERT_TRUE(document.is_object());
   EXPECT_EQ(document["shape"]["more_formats"], Json({"bf16", "fp8:ue8m0"}));
-  EXPECT_EQ(document["rank"]["total_bytes"], abi::GroupBytes(several, false, 0).rank);
+  EXPECT_EQ(document["rank"]["total_bytes"], abi::GroupBytes(several, false).rank);
   EXPECT_EQ(document["slot"]["recv_x_bytes"], several.recv_rows() * 7168 * 2) << "bf16";
   EXPECT_EQ(document["slot"]["x_scales_bytes"], 128u * 56) << "fp8 with ue8m0";
 }
 
 TEST_F(CtlTest, SizeTellsPeopleWhereItIs) {
-  const Finished cuda = epctl(with({"--bound", "y"}));
+  const Finished cuda = epctl(with({}));
   EXPECT_EQ(cuda.exit_code, 0) << cuda.err;
   for (const char* part : {"user arena                device", "board                     host",
-                           "max_arena_bytes_per_user  quota",
-                           "x                    1.8 MiB    7.0 MiB  user arena", "memory of the client's"}) {
+                           "max_arena_bytes_per_user  quota", "x                    1.8 MiB    7.0 MiB"}) {
     EXPECT_TRUE(cuda.says(part)) << part << "\n" << cuda.out;
   }
   EXPECT_FALSE(cuda.says("max_routing_bytes")) << cuda.out;
@@ -108,8 +102,7 @@ TEST_F(CtlTest, SizeRefusesWhatAJoinRefuses) {
       {{"--more-formats", "fp8_cast"},
        "more_formats[0].payload is 1; allowed: another payload or scale_format than the group's own"},
       {{"--more-formats", "bf16,fp8,fp8:ue8m0,bf16"}, "num_more_formats is 4; allowed: 0 .. 3"},
-      {{"--depth", "17"}, "depth is 17; allowed: 1 .. 16"},
-      {{"--bound", "bias[0]"}, "binding of bias[0]: this group has no such region"}};
+      {{"--depth", "17"}, "depth is 17; allowed: 1 .. 16"}};
   for (const auto& w : wrong) {
     const Finished text = epctl(with(w.arguments));
     EXPECT_EQ(text.exit_code, 2) << text.out;
@@ -123,8 +116,8 @@ TEST_F(CtlTest, SizeRefusesWhatAJoinRefuses) {
     EXPECT_EQ(json.json()["error"]["message"], w.text);
   }
   for (const std::vector<std::string>& arguments :
-       {std::vector<std::string>{"size"}, with({"--layout", "wide"}), with({"--bound", "z"}),
-        with({"--biases", "-1"}), with({"extra"})}) {
+       {std::vector<std::string>{"size"}, with({"--layout", "wide"}), with({"--biases", "-1"}),
+        with({"extra"})}) {
     const Finished usage = epctl(arguments);
     EXPECT_EQ(usage.exit_code, 2) << usage.out;
     EXPECT_FALSE(usage.err.empty());

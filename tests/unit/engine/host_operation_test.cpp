@@ -233,7 +233,7 @@ TEST_F(EngineRoutes, AnArenaThatCantBeMappedCostsItsRankAndNotTheEngine) {
   engine.send(LinkType::kGroupBegin, begin);
   const UniqueFd made = make_sealed_memfd("test", abi::UserArenaLayout(begin.shape).total_bytes).value();
   const UniqueFd unusable = reopen_read_only(made.get()).value();  // the kernel refuses to map it for writing
-  engine.send(LinkType::kGroupRank, abi::GroupRank{kId, 0, 0, 1, 1, 0, {}},
+  engine.send(LinkType::kGroupRank, abi::GroupRank{kId, 0, 0, 1, 0},
               {unusable.get(), unusable.get(), engine.bell().get(), engine.page().get()});
   const auto refused = engine.expect(LinkType::kRankRefused);
   ASSERT_TRUE(refused.has_value());

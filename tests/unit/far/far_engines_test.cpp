@@ -25,7 +25,6 @@ std::mt19937 random_of(std::uint64_t test, std::uint64_t number) {
 
 Case far_case(std::mt19937& random, std::uint32_t ranks) {
   Case c = random_case(random(), ranks);
-  c.bound = 0;
   c.defer = false;
   add_formats(c);
   return c;

@@ -479,7 +479,6 @@ const std::vector<std::function<void(GroupReport&)>>& lies() {
       [](GroupReport& r) { r.ranks[0].rank = ~0u; },
       [](GroupReport& r) { r.ranks[0].device = 1; },
       [](GroupReport& r) { r.ranks[0].uid = 0; },
-      [](GroupReport& r) { r.ranks[0].bound = ~0u; },
       [](GroupReport& r) { r.ranks[0].priority = 1 << 20; },
       [](GroupReport& r) { r.ranks[0].active_since = 0; },
       [](GroupReport& r) { r.ranks[0].active_since = 9; },

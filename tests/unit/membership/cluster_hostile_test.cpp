@@ -106,7 +106,6 @@ class HostileNode : public testing::TestWithParam<std::uint64_t> {
     request.uid = below(3) == 0 ? any32() : kUid;
     request.engine = any_engine();
     if (below(6) == 0) request.device_kind = static_cast<abi::DeviceKind>(any32());
-    if (below(6) == 0) request.num_memories = any32();
     if (below(6) == 0) request.max_groups.limit = any32();
     request.last_generation = any32();
     abi::Join& join = request.join;
@@ -126,7 +125,6 @@ class HostileNode : public testing::TestWithParam<std::uint64_t> {
     join.rank = below(2) == 0 ? -1 : static_cast<std::int32_t>(any32());
     join.timeout_ms = any32();
     if (below(6) == 0) join.priority = static_cast<std::int32_t>(any32());
-    if (below(8) == 0) join.bindings[below(abi::kNumRegions)] = {any32(), any32(), any(), any()};
     return request;
   }
   Event any_break() {

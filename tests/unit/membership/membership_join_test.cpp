@@ -168,26 +168,6 @@ TEST_F(Membership, MemoryThatAnEngineCantUseRefusesTheWholeGroup) {
   EXPECT_FALSE(known());
 }
 
-TEST_F(Membership, BindingsAreCheckedAgainstTheDescriptorsThatCame) {
-  JoinRequest r = request(0, 2);
-  r.join.bindings[0].memory = 1;
-  r.join.bindings[0].stride = 4096;
-  join(r);
-  EXPECT_EQ(take(), (Lines{"refused session=10 request=100 status=INVALID_ARGUMENT"}));
-  EXPECT_NE(refusal_.message().find("binding of x: memory is 1; allowed: 0 (the arena) .. 0"),
-            std::string::npos)
-      << refusal_.message();
-  r.num_memories = 2;
-  join(r);
-  take();
-  EXPECT_NE(refusal_.message().find("descriptor 2 of 2 is not bound"), std::string::npos)
-      << refusal_.message();
-  r.num_memories = 1;
-  join(r);
-  EXPECT_TRUE(take().empty());
-  EXPECT_EQ(group(registry_.groups().begin()->first).members.at(0).bound, 1u);
-}
-
 struct BadField {
   const char* field;
   void (*spoil)(abi::Join&);

@@ -210,9 +210,6 @@ TEST_F(SpanningByMessages, DevicesThatANodeHasNotAreRefused) {
   request = join_of(0, 2, 1);
   request.device_kind = static_cast<abi::DeviceKind>(9);
   EXPECT_EQ(tell(request), (Lines{"refused session=10 request=100 status=INVALID_ARGUMENT node=1"}));
-  request = join_of(0, 2, 1);
-  request.num_memories = ~0u;
-  EXPECT_EQ(tell(request), (Lines{"refused session=10 request=100 status=INVALID_ARGUMENT node=1"}));
 }
 
 TEST_F(SpanningByMessages, AnEngineSaysNothingOfTheBoardsOfOthers) {

@@ -160,7 +160,7 @@ TEST_F(WaitingStreams, AnEngineThatWasAwayWhenARankWasLostLetsThemGo) {
   EXPECT_EQ(take(), (Lines{"close device=0 group=1 rank=2", "start device=0 group=1 broken=1"}));
 }
 
-// A new engine can't map what the rank has bound its regions to, and never serves it.
+// A new engine can't map the rank's memory, and never serves it.
 TEST_F(WaitingStreams, AnEngineThatRefusesARankLetsThemGo) {
   policy_ = LossPolicy::kDegrade;
   activate_on_gpus(4);

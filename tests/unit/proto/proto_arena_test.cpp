@@ -1,6 +1,5 @@
 // Layouts of shared memory: everything aligned, disjoint and inside, at random shapes and at the limits.
 #include "proto/arena.h"
-#include "proto/binding_rules.h"
 #include "proto/mapped_memory.h"
 #include "proto/session.h"
 
@@ -159,23 +158,6 @@ TEST(UserArena, RegionsAreAlignedDisjointAndInside) {
   }
 }
 
-TEST(UserArena, HasNoRoomForWhatIsBound) {
-  for (const GroupShape& s : many_shapes()) {
-    const UserArenaLayout whole(s);
-    for (const std::uint32_t bound : {region_bit(Region::kRecvX) | region_bit(Region::kY), 0x7ffffu, 1u}) {
-      const UserArenaLayout layout(s, bound);
-      Wide saved = 0;
-      for (std::size_t i = 0; i < kNumRegions; ++i) {
-        const auto region = static_cast<Region>(i);
-        if ((bound >> i & 1) != 0) saved += align_up(region_bytes(s, region), kRegionAlign);
-      }
-      ASSERT_EQ(Wide{whole.slot_bytes} - layout.slot_bytes, saved);
-      ASSERT_EQ(Wide{whole.total_bytes} - layout.total_bytes, saved * s.depth);
-      ASSERT_EQ(layout.staging, layout.slot_bytes * s.depth);
-    }
-  }
-}
-
 TEST(UserArena, RegionsThatShareHaveRoomForTheLarger) {
   for (GroupShape s : many_shapes()) {
     const UserArenaLayout apart(s);
@@ -198,69 +180,7 @@ TEST(UserArena, RegionsThatShareHaveRoomForTheLarger) {
       const auto region = static_cast<Region>(i);
       ASSERT_LE(shared.at(0, region) + room_at(region), shared.slot_bytes);
     }
-    const UserArenaLayout bound(s, region_bit(Region::kRecvX));
-    ASSERT_LE(Wide{bound.at(0, Region::kY)} + room(Region::kY), bound.slot_bytes) << "a room of its own";
   }
-}
-
-TEST(Bindings, WhatIsAllowedNeverOverflows) {
-  for (const GroupShape& s : many_shapes()) {
-    for (std::size_t i = 0; i < kNumRegions; ++i) {
-      const auto region = static_cast<Region>(i);
-      const Binding most{1, 0, kMaxBindingOffset, kMaxBindingOffset};
-      const std::string wrong = check_binding(s, region, most);
-      if (region_bytes(s, region) == 0) {
-        ASSERT_NE(wrong.find("no such region"), std::string::npos) << wrong;
-        continue;
-      }
-      // A region may be too large to lie so close; no other objection.
-      if (!wrong.empty()) {
-        ASSERT_GT(region_bytes(s, region), kMaxBindingOffset) << wrong;
-      }
-      const Wide end = Wide{most.offset} + Wide{s.depth - 1} * most.stride + region_bytes(s, region);
-      ASSERT_EQ(Wide{binding_end(s, region, most)}, end);
-    }
-  }
-}
-
-TEST(Bindings, PlacesThatCannotBe) {
-  const GroupShape s{2, 4, 16, 256, 2, 3, {}, {}, {}};
-  const std::uint64_t bytes = region_bytes(s, Region::kX);
-  Bindings bindings{};
-  EXPECT_EQ(check_bindings(s, bindings, 0), "");
-  Binding& x = bindings[0];
-  const auto expect = [&](const Binding& binding, std::size_t memories, const char* said) {
-    x = binding;
-    const std::string wrong = check_bindings(s, bindings, memories);
-    EXPECT_NE(wrong.find(said), std::string::npos) << wrong << ", expected: " << said;
-  };
-  expect({1, 0, 0, bytes}, 1, "");
-  EXPECT_EQ(check_bindings(s, bindings, 1), "");
-  EXPECT_EQ(memory_bytes(s, bindings, 1), 3 * bytes);
-  EXPECT_EQ(memory_title(bindings, 1), "the memory that x is bound to");
-  bindings.whole = {4 * bytes};
-  EXPECT_EQ(check_bindings(s, bindings, 1), "");
-  EXPECT_EQ(memory_bytes(s, bindings, 1), 4 * bytes);
-  bindings.whole = {3 * bytes - 1};
-  EXPECT_NE(
-      check_bindings(s, bindings, 1).find("descriptor 1: the memory has " + std::to_string(3 * bytes - 1)),
-      std::string::npos);
-  bindings.whole = {~std::uint64_t{0}};
-  EXPECT_NE(check_bindings(s, bindings, 1).find("(used) .. 2^51"), std::string::npos);
-  bindings.whole = {0, 1};
-  EXPECT_NE(
-      check_bindings(s, bindings, 1).find("descriptor 2: the memory has 1 bytes; allowed: 0, as it did not"),
-      std::string::npos);
-  bindings.whole = {};
-  expect({2, 0, 0, bytes}, 1, "memory is 2; allowed: 0 (the arena) .. 1");
-  expect({1, 0, 0, bytes}, 2, "descriptor 2 of 2 is not bound");
-  expect({1, 5, 0, bytes}, 1, "reserved is 5");
-  expect({1, 0, 0, bytes - 128}, 1, "stride is");
-  expect({1, 0, 0, bytes + 64}, 1, "stride is");
-  expect({1, 0, 1, bytes}, 1, "offset is 1");
-  expect({1, 0, kMaxBindingOffset + 128, bytes}, 1, "offset is");
-  expect({1, 0, 0, ~std::uint64_t{127}}, 1, "stride is");
-  expect({0, 0, 128, 0}, 0, "memory is 0 with a place");
 }
 
 TEST(MemoryRange, WhatCannotBeIsNamed) {

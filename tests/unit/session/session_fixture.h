@@ -43,9 +43,7 @@ class FakeHost final : public SessionHost {
     closed.push_back(session.id);
     closed_how = how;
   }
-  void join_requested(const Session& session, std::uint32_t request, const abi::Join& join,
-                      std::vector<UniqueFd> memory) override {
-    last_memory = std::move(memory);
+  void join_requested(const Session& session, std::uint32_t request, const abi::Join& join) override {
     joins.push_back({session.id, request});
     last_join = join;
   }

@@ -11,15 +11,6 @@
 namespace epd::session {
 namespace {
 
-TEST_F(Attach, AJoinMayBringMemory) {
-  const UniqueFd socket = attach();
-  Result<UniqueFd> memory = make_sealed_memfd("memory", 4096);
-  ask(socket, AttachType::kJoin, abi::Join{}, 7, std::vector<int>(abi::kNumRegions, memory->get()));
-  ASSERT_EQ(host_.joins.size(), 1u);
-  ASSERT_EQ(host_.last_memory.size(), abi::kNumRegions);
-  EXPECT_EQ(sealed_size(host_.last_memory[0].get()).value(), 4096u);
-}
-
 TEST_F(Attach, AMapBringsAsManyPiecesAsItMay) {
   const UniqueFd socket = attach();
   Result<UniqueFd> memory = make_sealed_memfd("memory", 4096);
@@ -52,14 +43,13 @@ TEST_F(Attach, WhatIsToldOfRowsIsNotAnswered) {
   EXPECT_FALSE(readable(socket));
 }
 
-TEST_F(Attach, NoMoreMemoryThanAMessageHasRoomFor) {
+TEST_F(Attach, AJoinBringsNoDescriptors) {
   const UniqueFd socket = attach();
-  ASSERT_TRUE(send_message(socket.get(), AttachType::kJoin, abi::Join{},
-                           std::vector<int>(abi::kMaxMemories + 1, socket.get()), 7)
-                  .ok());
+  Result<UniqueFd> memory = make_sealed_memfd("memory", 4096);
+  ASSERT_TRUE(send_message(socket.get(), AttachType::kJoin, abi::Join{}, {memory->get()}, 7).ok());
   Packet packet;
   ASSERT_EQ(receive(socket, packet), ReceiveResult::kPacket);
-  expect_refused_and_closed(socket, packet, {"21 descriptors", "allowed: 20"});
+  expect_refused_and_closed(socket, packet, {"1 descriptors", "allowed: 0"});
   EXPECT_TRUE(host_.joins.empty());
 }
 

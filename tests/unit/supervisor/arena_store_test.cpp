@@ -4,9 +4,7 @@
 #include "proto/route_memory.h"
 #include "proto/waits.h"
 
-#include <fcntl.h>
 #include <gtest/gtest.h>
-#include <sys/mman.h>
 #include <unistd.h>
 #include <memory>
 #include <string>
@@ -52,7 +50,7 @@ TEST_F(ArenaStoreTest, RoutingsAreCountedOverAllAndForEachUser) {
   quotas.routing_bytes = {2 * each, "limits.max_routing_bytes_per_user"};
   const DeviceName host{abi::DeviceKind::kHost, 0};
   const auto join = [&](std::uint64_t group, std::uint32_t uid) {
-    return store.acquire({group, 0}, uid, uid == kUser ? quotas : UserQuotas(), host, {shape, {}, nullptr});
+    return store.acquire({group, 0}, uid, uid == kUser ? quotas : UserQuotas(), host, {shape});
   };
   EXPECT_TRUE(join(1, kUser).ok());
   EXPECT_TRUE(join(2, kUser).ok());
@@ -73,7 +71,7 @@ TEST_F(ArenaStoreTest, MappingsAreCountedForEachEngineThatMustMap) {
   ArenaStore store(limits, closer_, descriptors_);
   const DeviceName first{abi::DeviceKind::kHost, 0};
   const DeviceName second{abi::DeviceKind::kHost, 1};
-  const WantedMemory wanted{shape_of(16), {}, nullptr};
+  const WantedMemory wanted{shape_of(16)};
   for (std::uint32_t rank = 0; rank < 4; ++rank)
     ASSERT_TRUE(store.acquire({1, rank}, kUser, {}, first, wanted).ok()) << rank;
   expect_says(store.acquire({1, 4}, kUser, {}, first, wanted),
@@ -84,38 +82,6 @@ TEST_F(ArenaStoreTest, MappingsAreCountedForEachEngineThatMustMap) {
   EXPECT_TRUE(store.acquire({2, 0}, 7, {}, first, wanted).ok()) << "another user";
 }
 
-// A sparse memfd takes no memory, but engines map it as far as bindings reach. Without a limit, one user took
-// all addresses of an engine, and nobody else could join there.
-TEST_F(ArenaStoreTest, AddressesThatBoundMemoryTakesAreCountedForEachUser) {
-  ArenaStore store(plenty(), closer_, descriptors_);
-  const abi::GroupShape shape = shape_of(16);
-  const auto sparse = [&](std::uint64_t bytes) {
-    UniqueFd fd(::memfd_create("sparse", MFD_ALLOW_SEALING | MFD_CLOEXEC));
-    EXPECT_EQ(::ftruncate(fd.get(), static_cast<off_t>(bytes)), 0);
-    EXPECT_EQ(::fcntl(fd.get(), F_ADD_SEALS, F_SEAL_SHRINK), 0);
-    auto memory = std::make_shared<std::vector<UniqueFd>>();
-    memory->push_back(std::move(fd));
-    WantedMemory wanted{shape, {}, memory};
-    const std::uint64_t region = abi::region_bytes(shape, abi::Region::kRecvX);
-    wanted.bindings[static_cast<std::size_t>(abi::Region::kRecvX)] = {1, 0, 0, bytes - region};
-    return wanted;
-  };
-  const DeviceName host{abi::DeviceKind::kHost, 0};
-  constexpr std::uint64_t kHalf = ArenaStore::kMaxMappedBytesPerUser / 2;
-  ASSERT_TRUE(store.acquire({1, 0}, kUser, {}, host, sparse(kHalf)).ok());
-  ASSERT_TRUE(store.acquire({2, 0}, kUser, {}, host, sparse(kHalf)).ok());
-  expect_says(store.acquire({3, 0}, kUser, {}, host, sparse(1 << 20)),
-              {"1048576 bytes to be mapped", "user 1001 has 8796093022208", "allowed: 8796093022208"});
-  EXPECT_TRUE(store.acquire({3, 0}, kUser, {}, host, {shape, {}, nullptr}).ok()) << "arenas";
-  store.release(1, 0);
-  EXPECT_TRUE(store.acquire({4, 0}, kUser, {}, host, sparse(1 << 20)).ok()) << "given back";
-  std::uint64_t group = 5;
-  Status status;
-  for (std::uint32_t uid = 2000; status.ok() && uid < 2020; ++uid)
-    status = store.acquire({group++, 0}, uid, {}, host, sparse(2 * kHalf));
-  expect_says(status, {"all users have", "allowed: 70368744177664"});
-}
-
 // The waits of the ranks that stay must not fall when another leaves.
 TEST_F(ArenaStoreTest, WaitsOfRanksThatHaveGoneAreKeptWhileTheGroupLives) {
   abi::GroupShape shape = shape_of(16);
@@ -124,8 +90,8 @@ TEST_F(ArenaStoreTest, WaitsOfRanksThatHaveGoneAreKeptWhileTheGroupLives) {
   ArenaStore store(plenty(), closer_, descriptors_);
   const DeviceName host{abi::DeviceKind::kHost, 0};
   for (std::uint32_t rank = 0; rank < 3; ++rank)
-    ASSERT_TRUE(store.acquire({7, rank}, kUser, {}, host, {shape, {}, nullptr}).ok());
-  ASSERT_TRUE(store.acquire({8, 0}, kUser, {}, host, {shape, {}, nullptr}).ok());
+    ASSERT_TRUE(store.acquire({7, rank}, kUser, {}, host, {shape}).ok());
+  ASSERT_TRUE(store.acquire({8, 0}, kUser, {}, host, {shape}).ok());
   EXPECT_TRUE(store.gone_waits(7).empty());
   const std::shared_ptr<const Mapping> board = store.find(7, 1)->board_map;
   abi::RankWaits::in(board->bytes(), shape).peers[2].ready_ns = 70;
@@ -165,7 +131,7 @@ TEST_F(ArenaStoreTest, SessionsOfTheUserWithMostPagesTheLargestFirst) {
   ArenaStore store(plenty(), closer_, descriptors_);
   const DeviceName host{abi::DeviceKind::kHost, 0};
   const auto join = [&](std::uint64_t session, std::uint32_t uid, std::size_t touched) {
-    ASSERT_TRUE(store.acquire({session, 0}, uid, {}, host, {shape_of(4096), {}, nullptr, session}).ok());
+    ASSERT_TRUE(store.acquire({session, 0}, uid, {}, host, {shape_of(4096), session}).ok());
     const std::string bytes(touched, 'x');
     ASSERT_EQ(::pwrite(store.find(session, 0)->user.get(), bytes.data(), touched, 0),
               static_cast<ssize_t>(touched));
@@ -188,7 +154,7 @@ TEST_F(ArenaStoreTest, AnArenaThatIsGivenUpIsEmptyAndOthersKeepTheirContents) {
   const DeviceName host{abi::DeviceKind::kHost, 0};
   const std::size_t size = 4096;
   for (std::uint64_t session = 1; session <= 3; ++session) {
-    ASSERT_TRUE(store.acquire({session, 0}, kUser, {}, host, {shape_of(16), {}, nullptr, session}).ok());
+    ASSERT_TRUE(store.acquire({session, 0}, kUser, {}, host, {shape_of(16), session}).ok());
     Result<Mapping> map = Mapping::map(store.find(session, 0)->user.get(), size, Access::kReadWrite);
     ASSERT_TRUE(map.ok());
     *map->as<std::uint64_t>() = session;
@@ -205,7 +171,7 @@ TEST_F(ArenaStoreTest, WhoHasFilledTheMemoryIsPromisedNoMoreThanThat) {
   limits.max_bytes_of_filler = 1 << 20;
   ArenaStore store(limits, closer_, descriptors_);
   const DeviceName host{abi::DeviceKind::kHost, 0};
-  const WantedMemory large{shape_of(4096), {}, nullptr};
+  const WantedMemory large{shape_of(4096)};
   const UserQuotas quotas{{std::uint64_t{1} << 40, "limits.max_arena_bytes_per_user"}, {}};
   store.hold_to_memory(kUser);
   expect_says(store.acquire({1, 0}, kUser, quotas, host, large),
@@ -220,14 +186,14 @@ TEST(MappingCount, MappingsAreGivenBackWithTheRank) {
   count.set_limit({1000, 0});
   const DeviceName first{abi::DeviceKind::kHost, 0};
   const DeviceName second{abi::DeviceKind::kHost, 1};
-  ASSERT_TRUE(count.add({1, 0}, kUser, first, 3).ok());
-  ASSERT_TRUE(count.add({1, 1}, kUser, second, 0).ok());
-  ASSERT_TRUE(count.add({1, 2}, kUser, second, 0).ok());
-  EXPECT_EQ(count.of_engine(first), 5u + 2 + 2 + 2);
-  EXPECT_EQ(count.of_engine(second), 5u + 2 + 2 + 4);
+  ASSERT_TRUE(count.add({1, 0}, kUser, first).ok());
+  ASSERT_TRUE(count.add({1, 1}, kUser, second).ok());
+  ASSERT_TRUE(count.add({1, 2}, kUser, second).ok());
+  EXPECT_EQ(count.of_engine(first), 2u + 2 + 2 + 2);
+  EXPECT_EQ(count.of_engine(second), 2u + 2 + 2 + 4);
   count.remove({1, 1});
-  EXPECT_EQ(count.of_engine(first), 5u + 2 + 2);
-  EXPECT_EQ(count.of_engine(second), 5u + 2 + 2);
+  EXPECT_EQ(count.of_engine(first), 2u + 2 + 2);
+  EXPECT_EQ(count.of_engine(second), 2u + 2 + 2);
   count.remove({1, 2});
   EXPECT_EQ(count.of_engine(second), 0u) << "it has forgotten the group";
   count.remove({1, 0});

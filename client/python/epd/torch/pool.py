@@ -23,11 +23,9 @@ def memory_pool() -> Any:
         pool = epd.torch.memory_pool()
         with torch.cuda.use_mem_pool(pool):
             recv_x = torch.empty(depth, rows, hidden, dtype=torch.bfloat16, device="cuda")
-        bindings = [epd.Binding(epd.Region.RECV_X, None, recv_x)]
 
     Each of the pool's segments is one allocation, so each tensor lies in one. Keep the pool as long as its
     tensors. Freed segments return to the GPU when the pool dies, after its work, as torch.cuda.empty_cache does.
-    What a group has bound stays until the group is left.
     """
     return torch.cuda.MemPool(_allocator().allocator())
 

@@ -72,16 +72,17 @@ class Device {
 
   virtual Result<std::unique_ptr<Arena>> map_arena(int fd, std::uint64_t bytes) = 0;
   // Maps the first `bytes` of each piece of a client's own memory, one after the other, through descriptors
-  // that check_client_memory() accepted. A host device maps one piece. `here`: it must be memory of this
-  // device. INVALID_ARGUMENT: it can't be used. The text continues "the memory that ... is bound to".
-  virtual Result<std::unique_ptr<Arena>> map_client_memory(std::span<const UniqueFd> pieces,
-                                                           std::uint64_t bytes, bool here) = 0;
+  // that check_client_memory() accepted. `here`: it must be memory of this device. INVALID_ARGUMENT: it can't
+  // be used. UNSUPPORTED: the device maps none. The text continues "memory ...".
+  virtual Result<std::unique_ptr<Arena>> map_client_memory(std::span<const UniqueFd> /*pieces*/,
+                                                           std::uint64_t /*bytes*/, bool /*here*/) {
+    return maps_none();
+  }
 
-  // Maps memory of cudaMalloc that another process has exported. `here` and INVALID_ARGUMENT as above; the
-  // text continues "memory ...". RESOURCE_EXHAUSTED: too much waits to be unmapped, or memory that was freed
-  // at the same address does.
+  // Maps memory of cudaMalloc that another process has exported. `here`, the text and its codes as above.
+  // RESOURCE_EXHAUSTED: too much waits to be unmapped, or memory that was freed at the same address does.
   virtual Result<std::unique_ptr<Arena>> map_ipc_memory(const abi::MemoryRange& /*range*/, bool /*here*/) {
-    return Status(StatusCode::kUnsupported, "of a process's own can't be mapped on " + name());
+    return maps_none();
   }
   // Unmaps memory of so many bytes that kernels may still use: when none can any more.
   virtual void retire(std::unique_ptr<Arena> /*memory*/, std::uint64_t /*bytes*/) {}
@@ -90,6 +91,11 @@ class Device {
   virtual Result<std::unique_ptr<Arena>> map_results(int fd, std::uint64_t bytes) = 0;
 
   virtual Launcher& launcher() = 0;
+
+ private:
+  Status maps_none() const {
+    return {StatusCode::kUnsupported, "of a process's own can't be mapped on " + name()};
+  }
 };
 
 // Sets what is called when the process ends because its device has failed (kExitDeviceFailed) and nothing

@@ -36,13 +36,10 @@ Result<UniqueFd> make_arena_memory(const DeviceName& device, const char* label, 
 // Makes memory of the host that a GPU writes: the results of calls. Zeroed.
 Result<UniqueFd> make_results_memory(const DeviceName& device, std::uint64_t bytes);
 
-// Whether a client's descriptor can be memory of this device, as far as that can be told without using it:
-// nothing that is asked here can make the caller wait for the client. INVALID_ARGUMENT, with a text that goes
-// on after "the memory that ... is bound to".
-//   host  a memfd of ordinary pages, sealed against shrinking (nobody who maps it gets SIGBUS), open for
-//   reading
-//         and writing and not sealed against it, of at least `bytes`
-//   cuda  a device or a nameless file, as drivers export memory; the engines' drivers see the rest
-Status check_client_memory(const DeviceName& device, int fd, std::uint64_t bytes);
+// Whether a client's descriptor can be of a GPU's exported memory, as far as that can be told without using
+// it: nothing that is asked here can make the caller wait for the client. It must be a device or a nameless
+// file, as drivers export memory; the engines' drivers see the rest. INVALID_ARGUMENT, with a text that goes
+// on after "memory".
+Status check_client_memory(int fd);
 
 }  // namespace epd::device

@@ -64,7 +64,6 @@ struct Member {
   EngineId engine;
   std::uint32_t sms = 0;
   std::int32_t priority = 0;
-  std::uint32_t bound = 0;  // regions in memory of its client's own (abi::region_bit)
   std::uint32_t join_request = 0;
   std::uint64_t join_due_ns = 0;
   std::uint64_t board_index = 0;  // Board::next_index, as its node has told it last
@@ -251,7 +250,7 @@ MemberDescription describe(const Member& member);
 // Rules of Joins. Refusals name the field, the value and what is allowed.
 
 // Judges every field by the limits of shape.h, and the bindings also by the descriptors that came.
-Status check_join(const abi::Join& join, std::size_t num_memories);
+Status check_join(const abi::Join& join);
 Status check_group_name(std::string_view name);
 // UNSUPPORTED: such groups are in another registry, or in none.
 Status check_span(abi::Span span, bool spanning);

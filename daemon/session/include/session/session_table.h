@@ -69,8 +69,7 @@ class SessionHost {
   // `how`: "died", "detached", "was ended: ...". The session is gone from the table when this is called.
   virtual void session_closed(Session session, const std::string& how) = 0;
   // Each is answered with SessionTable::reply, at once or later. `memory`: the descriptors that came with it.
-  virtual void join_requested(const Session& session, std::uint32_t request_id, const abi::Join& join,
-                              std::vector<UniqueFd> memory) = 0;
+  virtual void join_requested(const Session& session, std::uint32_t request_id, const abi::Join& join) = 0;
   virtual void leave_requested(const Session& session, std::uint32_t request_id, const abi::Leave& leave) = 0;
   virtual void map_requested(const Session& session, std::uint32_t request_id, const abi::MapMemory& message,
                              std::vector<UniqueFd> memory) = 0;
