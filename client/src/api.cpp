@@ -1,6 +1,5 @@
 // The C functions of sessions, groups and memory. They check and copy arguments by the size rule.
 #include "api.h"
-#include "exportable_memory.h"
 #include "struct_size.h"
 
 #include <cstdlib>
@@ -320,16 +319,6 @@ epd_status_t epd_memory_unregister(epd_session_t* session, void* address) {
     EPD_OPEN(Session, s, session);
     return s->unregister_memory(address);
   });
-}
-
-void* epd_memory_alloc(size_t bytes, int device, void* /*stream*/) {
-  void* address = nullptr;
-  guarded([&] { return epd::client::allocate_exportable(bytes, device, address); });
-  return address;
-}
-
-void epd_memory_free(void* address, size_t /*bytes*/, int /*device*/, void* /*stream*/) {
-  guarded([&] { return epd::client::free_exportable(address); });
 }
 
 }  // extern "C"

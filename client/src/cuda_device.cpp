@@ -84,7 +84,6 @@ class CudaDevice final : public Device {
   Status map(const UniqueFd& fd, std::uint64_t bytes, DeviceMemory& out) override;
   Status map_host(const UniqueFd& fd, std::uint64_t bytes, DeviceMemory& out) override;
   void unmap(std::uintptr_t address, std::size_t bytes) noexcept override;
-  Status export_allocation(std::uintptr_t address, ExportedAllocation& out) override;
   Allocation allocation_of(std::uintptr_t address, std::uint64_t bytes) noexcept override;
   Status export_memory(const Allocation& allocation, abi::MemoryRange& range,
                        std::vector<UniqueFd>& fds) override;
@@ -220,12 +219,6 @@ Status CudaDevice::map_host(const UniqueFd& fd, std::uint64_t bytes, DeviceMemor
 // Needs no context. If it fails, the driver or the context is gone, and the mapping with it.
 void CudaDevice::unmap(std::uintptr_t address, std::size_t bytes) noexcept {
   unmap_allocation(driver_, address, bytes);
-}
-
-Status CudaDevice::export_allocation(std::uintptr_t address, ExportedAllocation& out) {
-  const Current current(driver_, context_);
-  if (current.error() != CUDA_SUCCESS) return status(current.error(), "cuCtxPushCurrent");
-  return client::export_allocation(driver_, device_, address, out);
 }
 
 Allocation CudaDevice::allocation_of(std::uintptr_t address, std::uint64_t bytes) noexcept {

@@ -29,7 +29,6 @@ namespace epd::client {
   X(cuMemExportToShareableHandle)           \
   X(cuMemRetainAllocationHandle)            \
   X(cuMemGetAllocationPropertiesFromHandle) \
-  X(cuMemGetAddressRange)                   \
   X(cuPointerGetAttributes)                 \
   X(cuIpcGetMemHandle)                      \
   X(cuMemImportFromShareableHandle)         \

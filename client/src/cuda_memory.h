@@ -1,5 +1,4 @@
-// Allocations of a GPU: mapping them, finding and making those that can be passed on by descriptor. Included
-// only where cuda.h exists.
+// Allocations of a GPU: mapping them, finding and exporting them. Included only where cuda.h exists.
 #pragma once
 
 #include "cuda_driver.h"
@@ -44,11 +43,9 @@ Status map_allocation(const CudaDriver& driver, CUmemGenericAllocationHandle all
                       const CUmemAccessDesc& access, const char* whose, CUdeviceptr& out);
 void unmap_allocation(const CudaDriver& driver, CUdeviceptr address, std::size_t bytes);
 
-// See Device::allocation_of, export_memory and export_allocation. A context of the device is current.
+// See Device::allocation_of and export_memory. A context of the device is current.
 Allocation allocation_of(const CudaDriver& driver, CUdeviceptr address, std::uint64_t bytes);
 Status export_memory(const CudaDriver& driver, CUdevice device, const Allocation& allocation,
                      abi::MemoryRange& range, std::vector<UniqueFd>& fds);
-Status export_allocation(const CudaDriver& driver, CUdevice device, CUdeviceptr address,
-                         ExportedAllocation& out);
 
 }  // namespace epd::client

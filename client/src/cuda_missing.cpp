@@ -1,6 +1,5 @@
 // In place of cuda_device.cpp and cuda_memory.cpp where the library was configured without CUDA's header.
 #include "device.h"
-#include "exportable_memory.h"
 
 namespace epd::client {
 
@@ -12,14 +11,6 @@ Status open_cuda_device(const abi::Welcome& welcome, std::unique_ptr<Device>&) {
 
 Status visible_gpus(std::vector<abi::GpuUuid>&) {
   return {StatusCode::kUnsupported, "this libepd was built without cuda.h"};
-}
-
-Status allocate_exportable(std::size_t, int, void*&) {
-  return {StatusCode::kUnsupported, "this libepd was built without cuda.h, and allocates no GPU memory"};
-}
-
-Status free_exportable(void*) {
-  return {};
 }
 
 }  // namespace epd::client

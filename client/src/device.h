@@ -55,13 +55,6 @@ struct Allocation {
   }
 };
 
-// An allocation of the application's that can be passed on.
-struct ExportedAllocation {
-  UniqueFd fd;
-  std::uintptr_t begin = 0;  // where this process has mapped it
-  std::uint64_t bytes = 0;
-};
-
 // Whether a graph that a stream captures, and all that was made of it to be launched, have ended.
 using GraphEnd = std::shared_ptr<const std::atomic<bool>>;
 
@@ -85,10 +78,6 @@ class Device {
   virtual Status map_host(const UniqueFd& fd, std::uint64_t bytes, DeviceMemory& out) = 0;
   // Ends a mapping of map() or map_host(). Only DeviceMemory calls it.
   virtual void unmap(std::uintptr_t address, std::size_t bytes) noexcept = 0;
-
-  // The allocation in which the address lies. INVALID_ARGUMENT: there is none, it can't be exported,
-  // or it is not the device's.
-  virtual Status export_allocation(std::uintptr_t address, ExportedAllocation& out) = 0;
 
   // The allocation in which the address lies, with the pieces behind it that the next `bytes` reach. Takes
   // 0.1 to 0.2 us for each piece (H200), and is allowed while streams capture.

@@ -241,8 +241,7 @@ Status MemoryMapper::find_range(const void* address, std::uint64_t bytes, Memory
   const Allocation in = device_->allocation_of(begin, bytes);
   if (in.pieces == 0)
     return invalid_argument("address is " + hex(begin) +
-                            ", where no memory of a GPU lies; allowed: memory of cudaMalloc, of cuMemCreate "
-                            "or of epd_memory_alloc");
+                            ", where no memory of a GPU lies; allowed: memory of cudaMalloc or cuMemCreate");
   const std::uint64_t behind = in.bytes - (begin - in.begin);
   if (bytes > behind)
     return invalid_argument("bytes is " + std::to_string(bytes) + "; allowed: 1 .. " +

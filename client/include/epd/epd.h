@@ -269,17 +269,6 @@ typedef enum epd_region {
   EPD_REGION_OUT_WEIGHTS = 18
 } epd_region_t;
 
-/* GPU memory that can be passed on by descriptor: an allocation of its own for each call, reachable from its
- * GPU. Needs no session. The functions have the form of torch.cuda.memory.CUDAPluggableAllocator's. `device` is the GPU as
- * CUDA numbers it in this process. `stream` is not used.
- * NULL: epd_last_error() says why. RESOURCE_EXHAUSTED: no memory is left. INVALID_ARGUMENT: bytes is 0, or
- * there is no such device. UNSUPPORTED: there is no driver. */
-EPD_API void* epd_memory_alloc(size_t bytes, int device, void* stream);
-/* Waits, like cudaFree, for the GPU's work in the thread's context and in the primary one. If that fails (a
- * stream captures, the driver has ended) the memory stays. NULL is allowed.
- * Only `address` is used. Not while streams capture. */
-EPD_API void epd_memory_free(void* address, size_t bytes, int device, void* stream);
-
 /* On a GPU, rows in memory that the engines have mapped are not copied: x, recv_x, y and out of
  * epd_memory_t, if they lie there on a multiple of 16 bytes, and behind where recv_x and y begin there is
  * room in the allocation for the group's region (epd_region_bytes; for recv_rows rows of y in layout compact,

@@ -289,6 +289,6 @@ FUNCTIONS: dict[str, tuple[object, tuple[object, ...]]] = {
 }
 
 # Functions of epd.h that this package does not call. epd_ticket_poll is epd_ticket_wait with NO_WAIT, and
-# epd_group_resume is epd_group_advance without a ticket. A hook of epd_ticket_on_complete runs on a thread of the library, which may outlive the interpreter: see
-# Ticket.on_complete. torch calls those of memory: see epd.torch.memory_pool.
-NOT_CALLED = ("epd_ticket_poll", "epd_group_resume", "epd_ticket_on_complete", "epd_memory_alloc", "epd_memory_free")
+# epd_group_resume is epd_group_advance without a ticket. A hook of epd_ticket_on_complete runs on a thread of the
+# library, which may outlive the interpreter: see Ticket.on_complete.
+NOT_CALLED = ("epd_ticket_poll", "epd_group_resume", "epd_ticket_on_complete")

@@ -7,12 +7,11 @@
     y = experts(received.x, received.topk_idx, received.topk_weights)
     out = exchange.combine(y, received.routing)                # differentiable in y
 
-`Group.tensors` gives the regions themselves, `memory_pool` makes tensors that can be regions. `epd.torch.ops` has
-dispatch and combine as custom operators for torch.compile.
+`Group.tensors` gives the regions themselves. `epd.torch.ops` has dispatch and combine as custom operators for
+torch.compile.
 """
 
 from .exchange import Exchange, Received, Routing
-from .pool import memory_pool, registered_pool
 from .regions import E4M3
 
-__all__ = ["E4M3", "Exchange", "Received", "Routing", "memory_pool", "registered_pool"]
+__all__ = ["E4M3", "Exchange", "Received", "Routing"]

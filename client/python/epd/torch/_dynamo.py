@@ -27,7 +27,6 @@ _EPD = (
     "epd.session",
     "epd.ticket",
     "epd.torch.checks",
-    "epd.torch.pool",
     "epd.torch.regions",
     "epd.torch.staging",
 )

@@ -249,7 +249,7 @@ MemberDescription describe(const Member& member);
 
 // Rules of Joins. Refusals name the field, the value and what is allowed.
 
-// Judges every field by the limits of shape.h, and the bindings also by the descriptors that came.
+// Judges every field by the limits of shape.h.
 Status check_join(const abi::Join& join);
 Status check_group_name(std::string_view name);
 // UNSUPPORTED: such groups are in another registry, or in none.
