@@ -6,7 +6,7 @@ usage() {
   cat <<'END'
 Usage: deploy/package.sh [--help] [--output DIR] [--build-dir DIR]
 
-Builds epd (preset package) and makes the Debian packages epd (daemon, service, tools), libepd0 (client
+Builds epd (preset package) and makes the Debian packages epd (daemon, service, tools), libepd1 (client
 library), libepd-dev (headers) and python3-epd (module epd), for the Debian release that this machine runs.
 
   --output DIR      where to write them [.]

@@ -34,8 +34,8 @@ mkdir -p "$output"
 work=$(mktemp -d "${TMPDIR:-/tmp}/epd-wheel-XXXXXX")
 trap 'rm -rf "$work"' EXIT
 
-library=$work/libepd.so.0
-cp --dereference "$build_dir/lib/libepd.so.0" "$library"
+library=$work/libepd.so.1
+cp --dereference "$build_dir/lib/libepd.so.1" "$library"
 strip --strip-unneeded "$library"
 patchelf --remove-rpath "$library"
 for path in "$root" "$build_dir"; do

@@ -109,7 +109,7 @@ def modules(package: pathlib.Path) -> dict[str, bytes]:
 
 def contents(library: pathlib.Path) -> dict[str, bytes]:
     files = modules(HERE / "epd")
-    files["epd/libepd.so.0"] = library.read_bytes()
+    files["epd/libepd.so.1"] = library.read_bytes()
     return files
 
 

@@ -1,6 +1,5 @@
 #include "forming.h"
 
-
 #include <algorithm>
 #include <string>
 #include <utility>

@@ -1,4 +1,4 @@
-# Debian packages by CPack: epd (component daemon), libepd0 (client), libepd-dev (client-dev), python3-epd (python).
+# Debian packages by CPack: epd (component daemon), libepd1 (client), libepd-dev (client-dev), python3-epd (python).
 # deploy/package.sh makes them.
 set(CPACK_GENERATOR DEB)
 set(CPACK_PACKAGE_NAME epd)
@@ -42,7 +42,7 @@ One daemon for each node carries out dispatch and combine of
 Mixture-of-Experts models for processes that link libepd. This package has
 the daemon, its service, epctl to look at it and operate it, the benchmark
 epbench, the documents and the examples.")
-set(CPACK_DEBIAN_CLIENT_PACKAGE_NAME libepd0)
+set(CPACK_DEBIAN_CLIENT_PACKAGE_NAME libepd1)
 set(CPACK_DEBIAN_CLIENT_PACKAGE_SECTION libs)
 set(CPACK_DEBIAN_CLIENT_PACKAGE_CONTROL_EXTRA ${CMAKE_CURRENT_LIST_DIR}/triggers)
 set(CPACK_COMPONENT_CLIENT_DESCRIPTION "expert-parallel communication daemon - client library
@@ -75,7 +75,7 @@ file(WRITE ${CMAKE_CURRENT_BINARY_DIR}/debian/changelog.Debian "epd (${PROJECT_V
 ")
 execute_process(COMMAND gzip --best --no-name --force ${CMAKE_CURRENT_BINARY_DIR}/debian/changelog.Debian
   COMMAND_ERROR_IS_FATAL ANY)
-foreach(_package daemon:epd client:libepd0 client-dev:libepd-dev python:python3-epd)
+foreach(_package daemon:epd client:libepd1 client-dev:libepd-dev python:python3-epd)
   string(REPLACE ":" ";" _package ${_package})
   list(GET _package 0 _component)
   list(GET _package 1 _name)

@@ -74,18 +74,18 @@ field() { dpkg-deb --field "$(package "$1")" "$2"; }
 
 # Dependencies are Debian's own and those of ours, and enough: the root has nothing else.
 depends=$(field epd Depends)
-for expected in 'libepd0 (= ' 'libgrpc++' 'libc6 (>= ' 'init-system-helpers'; do
+for expected in 'libepd1 (= ' 'libgrpc++' 'libc6 (>= ' 'init-system-helpers'; do
   [[ $depends == *"$expected"* ]] || fail "epd depends on $depends"
 done
-[[ $(field libepd-dev Depends) == "libepd0 (= $(field libepd0 Version))" ]] || fail "libepd-dev depends on $(field libepd-dev Depends)"
-[[ $(field python3-epd Depends) == *"libepd0 (= $(field libepd0 Version))"* ]] || fail "python3-epd depends on $(field python3-epd Depends)"
-for part in epd libepd0 libepd-dev python3-epd; do
+[[ $(field libepd-dev Depends) == "libepd1 (= $(field libepd1 Version))" ]] || fail "libepd-dev depends on $(field libepd-dev Depends)"
+[[ $(field python3-epd Depends) == *"libepd1 (= $(field libepd1 Version))"* ]] || fail "python3-epd depends on $(field python3-epd Depends)"
+for part in epd libepd1 libepd-dev python3-epd; do
   [[ $(field $part Maintainer) == *'<'*'@'*'>' ]] || fail "the maintainer of $part is $(field $part Maintainer)"
   dpkg-deb --fsys-tarfile "$(package $part)" | tar --extract --to-stdout "./usr/share/doc/$part/copyright" |
     grep --quiet '^License: Apache-2.0' || fail "$part has no copyright file"
 done
 suite=$(. /etc/os-release && echo "$VERSION_CODENAME")
-wanted=$(printf '%s, %s, %s' "$depends" "$(field libepd0 Depends)" "$(field python3-epd Depends)" | tr ',' '\n' |
+wanted=$(printf '%s, %s, %s' "$depends" "$(field libepd1 Depends)" "$(field python3-epd Depends)" | tr ',' '\n' |
            sed 's/|.*//; s/(.*//; s/ //g; /^libepd/d' | sort --unique | paste --serial --delimiters=,)
 key=$(printf '%s' "$suite $wanted" | sha256sum | cut -c 1-16)
 kept=$build/deploy/package-test-root-$key.tar
@@ -114,7 +114,7 @@ for unit in systemd-sysctl.service systemd-modules-load.service getty.target dev
 done
 
 # Into a root that no systemd runs, and that has no /proc: how images are built.
-for action in "--install /opt/*.deb" "--remove epd libepd-dev python3-epd" "--purge epd libepd0 libepd-dev python3-epd"; do
+for action in "--install /opt/*.deb" "--remove epd libepd-dev python3-epd" "--purge epd libepd1 libepd-dev python3-epd"; do
   chroot "$root" sh -c "dpkg $action" >"$work/dpkg" 2>&1 || { cat "$work/dpkg" >&2; fail "without systemd: dpkg $action"; }
 done
 (echo "$BASHPID" >"$cgroup/cgroup.procs"
@@ -181,10 +181,10 @@ there epctl doctor >"$work/doctor" || { cat "$work/doctor"; explain "epctl docto
 there sh -c 'ls /usr/lib/python3/dist-packages/epd/__pycache__/group.*.pyc' >/dev/null || explain "python3-epd has not been compiled"
 example=$(as member env EPD_SOCKET=/run/epd/epd.sock python3 /usr/share/doc/python3-epd/examples/minimal.py 2>&1) || explain "minimal.py: $example"
 [[ $example == 'received 8 rows, out begins with 0x3f80' ]] || explain "minimal.py says: $example"
-there python3 -c 'import epd, sys; sys.exit(epd._library.path != "libepd.so.0")' ||
+there python3 -c 'import epd, sys; sys.exit(epd._library.path != "libepd.so.1")' ||
   explain "the module has loaded another library: $(there python3 -c 'import epd; print(epd._library.path)')"
-# A program that is built against libepd-dev runs with libepd0.
-for part in libepd0 libepd-dev; do dpkg-deb --extract "$(package $part)" "$work/sdk"; done
+# A program that is built against libepd-dev runs with libepd1.
+for part in libepd1 libepd-dev; do dpkg-deb --extract "$(package $part)" "$work/sdk"; done
 pkgconfig=$(find "$work/sdk" -name epd.pc -printf '%h')
 read -r -a flags <<<"$(PKG_CONFIG_PATH=$pkgconfig pkg-config --cflags --libs epd)"
 cc -std=c11 "$tests/support/package/consumer.c" "${flags[@]}" -o "$root/opt/consumer"
@@ -361,7 +361,7 @@ there sh -c 'dpkg --install /opt/*.deb' >"$work/dpkg" 2>&1 || { cat "$work/dpkg"
 eventually 20 says 'serving: 2 devices, 0 sessions, 0 groups' || explain "installed once more, epd says: $(property StatusText)"
 there systemctl --quiet is-enabled epd.service || explain "installed once more, epd.service is not enabled"
 there dpkg --remove epd libepd-dev python3-epd >"$work/dpkg" 2>&1 || { cat "$work/dpkg" >&2; explain "dpkg --remove"; }
-there dpkg --purge epd libepd0 libepd-dev python3-epd >"$work/dpkg" 2>&1 || { cat "$work/dpkg" >&2; explain "dpkg --purge"; }
+there dpkg --purge epd libepd1 libepd-dev python3-epd >"$work/dpkg" 2>&1 || { cat "$work/dpkg" >&2; explain "dpkg --purge"; }
 there userdel member
 there userdel other
 files >"$work/after"

@@ -142,15 +142,15 @@ if [ -n "$daemon" ]; then
   programs="training decode_graph"
   [ "$full" = full ] && programs="$programs call_cost call_times"
   for program in $programs; do
-    step "python_$program" 120 "$here/tests/gpu/python.sh" "$daemon/bin" "$daemon/lib/libepd.so.0" "python_$program.py"
+    step "python_$program" 120 "$here/tests/gpu/python.sh" "$daemon/bin" "$daemon/lib/libepd.so.1" "python_$program.py"
   done
-  step python_engines_restart 120 "$here/tests/gpu/python.sh" "$daemon/bin" "$daemon/lib/libepd.so.0" \
+  step python_engines_restart 120 "$here/tests/gpu/python.sh" "$daemon/bin" "$daemon/lib/libepd.so.1" \
     python_engines_die.py --how restart
   echo quit | nvidia-cuda-mps-control > /dev/null
   # Without MPS: the same operations, in turn with the clients' kernels.
   step without_mps 120 "$daemon/bin/operations_test" --gtest_filter="*RandomCases*/cuda"
   step without_mps_graph 60 $decode --graph
-  step python_engines_die 120 "$here/tests/gpu/python.sh" "$daemon/bin" "$daemon/lib/libepd.so.0" \
+  step python_engines_die 120 "$here/tests/gpu/python.sh" "$daemon/bin" "$daemon/lib/libepd.so.1" \
     python_engines_die.py
 fi
 step bench 60 "$out/kernels_bench" ${1:-}

@@ -69,7 +69,7 @@ def test_what_is_in_it(wheel: pathlib.Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         assert archive.testzip() is None
         names = set(archive.namelist())
-    assert {"epd/__init__.py", "epd/py.typed", "epd/libepd.so.0"} <= names
+    assert {"epd/__init__.py", "epd/py.typed", "epd/libepd.so.1"} <= names
     assert not [name for name in names if "__pycache__" in name or "test" in name]
     assert wheel.stat().st_size < 1_000_000
 
@@ -114,7 +114,7 @@ def test_the_minimal_example_runs(daemon: Daemon, python: str) -> None:
 
 def test_the_library_is_the_wheels(python: str) -> None:
     done = run(python, "-c", "import epd; print(epd.library_path, epd.version())")
-    assert "site-packages/epd/libepd.so.0" in done.stdout, done.stderr
+    assert "site-packages/epd/libepd.so.1" in done.stdout, done.stderr
     done = run(python, "-c", "import epd", EPD_LIBRARY="/nonexistent.so")
     assert done.returncode != 0 and "libepd is not found" in done.stderr and "EPD_LIBRARY" in done.stderr
 

@@ -15,10 +15,10 @@ def find_library() -> str:
     given = os.environ.get("EPD_LIBRARY")
     if given:
         return given
-    bundled = os.path.join(os.path.dirname(os.path.abspath(__file__)), "libepd.so.0")
+    bundled = os.path.join(os.path.dirname(os.path.abspath(__file__)), "libepd.so.1")
     if os.path.exists(bundled):
         return bundled
-    return ctypes.util.find_library("epd") or "libepd.so.0"
+    return ctypes.util.find_library("epd") or "libepd.so.1"
 
 
 def load_library(path: str) -> Any:

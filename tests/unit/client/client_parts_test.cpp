@@ -218,7 +218,7 @@ class HooksTest : public WaitsTest, protected HookSource {
     return one;
   }
 
-  Group group_{nullptr, abi::GroupShape{1, 1, 1, 128, 1, 1, {}, {}, {}}, {}};
+  Group group_{nullptr, abi::GroupShape{1, 1, 1, 128, 1, 1, {}, {}, {}}};
   std::atomic<bool> polls_{false};
   std::atomic<int> ran_{0};
   std::atomic<int> device_looks_{0};

@@ -50,7 +50,7 @@ class HostCallsTest : public ::testing::Test, private device::CallGroup {
       engine::GroupRankMemory& memory = group_.ranks[rank];
       memory.user = Memory::of(abi::UserArenaLayout(kShape).total_bytes);
       memory.exchange = Memory::of(abi::ExchangeArenaLayout(kShape).total_bytes);
-      memory.place_regions(kShape, {});
+      memory.place_regions(kShape);
       memory.set_active(1);
       results_.push_back(Memory::of(abi::ResultsLayout(kShape).total_bytes));
       plans_.push_back(std::make_unique<device::HostPlans>(4));

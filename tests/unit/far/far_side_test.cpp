@@ -39,7 +39,7 @@ struct End {
     network.window_bytes = window_bytes;
     network.check = check;
     side = std::make_unique<FarSide>(begin, network, node, &port, nullptr);
-    for (std::uint32_t rank = 0; rank < 2; ++rank) side->place({kGroup, rank, 5, 1, 0, rank + 1, {}});
+    for (std::uint32_t rank = 0; rank < 2; ++rank) side->place({kGroup, rank, 5, 1, rank + 1});
     side->group(5);
     own = engine::far_engine_id(node, 5);
   }

@@ -418,7 +418,7 @@ class Reports : public CoordinatorAlone {
     group.told.epoch = epoch;
     group.told.view = 2;
     group.told.ranks = {{0, {1, 0}, 1}, {1, {2, 0}, 1}};
-    group.ranks = {{rank, 0, 10, make_member_id(256, 3), kUid, 1000, 0, 0, 0, 100, 1, 0}};
+    group.ranks = {{rank, 0, 10, make_member_id(256, 3), kUid, 1000, 0, 0, 100, 1, 0}};
     std::get<Attach>(message.body).groups = {group};
     return message;
   }
@@ -511,7 +511,7 @@ TEST_P(Lies, AreDroppedAndHurtNobodyElse) {
   own.told.shape.sum_ranks = 1;
   own.told.epoch = 4;
   own.told.ranks = {{0, {3, 0}, 1}};
-  own.ranks = {{0, 0, 10, make_member_id(256, 3), kUid, 1000, 0, 0, 0, 100, 1, 0}};
+  own.ranks = {{0, 0, 10, make_member_id(256, 3), kUid, 1000, 0, 0, 100, 1, 0}};
   lies().at(GetParam())(own);
   GroupReport same = own;
   same.told.label.id = kGroup;
@@ -564,7 +564,7 @@ class Liar : public Reports, public testing::WithParamInterface<std::string> {
     own.told.epoch = 4;
     own.told.view = 2;
     own.told.ranks = {{0, {number, 0}, 1}};
-    own.ranks = {{0, 0, 10, make_member_id(256, 3), kUid, 1000, 0, 0, 0, 100, 1, 0}};
+    own.ranks = {{0, 0, 10, make_member_id(256, 3), kUid, 1000, 0, 0, 100, 1, 0}};
     return own;
   }
   void expect_the_group_goes_on(const ToCoordinator& lie) {

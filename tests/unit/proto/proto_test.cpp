@@ -151,7 +151,7 @@ TEST(Abi, EveryAttachMessageFitsInAPacket) {
 // kAbiVersion (proto/wire.h) if a version with the old layout has been released, and pin the new
 // value here.
 TEST(Abi, LayoutHashIsPinned) {
-  EXPECT_EQ(layout_hash(), 0x9d53ddb28c26d573ull) << std::hex << "now 0x" << layout_hash();
+  EXPECT_EQ(layout_hash(), 0x4d56cfcbde6e0d0eull) << std::hex << "now 0x" << layout_hash();
 }
 
 TEST(StatusCodes, EveryCodeHasItsOwnName) {

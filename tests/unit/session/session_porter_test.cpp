@@ -2,6 +2,7 @@
 #include "porter.h"
 
 #include "common/memory.h"
+#include "proto/attach.h"
 #include "support/census.h"
 #include "support/send_descriptors.h"
 
@@ -45,7 +46,8 @@ class PorterTest : public testing::Test {
 
   void send(const FdList& fds = {}) const {
     const std::uint64_t body = 5;
-    ASSERT_TRUE(send_packet(peer_.get(), 4, 9, &body, sizeof(body), fds).ok());
+    constexpr auto kType = static_cast<std::uint16_t>(abi::AttachType::kMapMemory);
+    ASSERT_TRUE(send_packet(peer_.get(), kType, 9, &body, sizeof(body), fds).ok());
   }
   ReceiveResult take(Packet& packet, Carried& carried) const {
     pollfd entry{loop_.get(), POLLIN, 0};
