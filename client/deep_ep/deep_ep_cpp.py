@@ -1,4 +1,4 @@
-"""What frameworks import from DeepEP's extension module, which it installs beside deep_ep. The Buffer of that module,
+"""The names that frameworks import from DeepEP's extension module, beside deep_ep. The Buffer of that module,
 which only DeepEP's own Python code calls, is not here."""
 
 from deep_ep import Buffer as _Buffer

@@ -16,7 +16,7 @@
 
 enum { kTokens = 16, kHidden = 256, kExpertsPerRank = 4, kReplays = 5, kTimeoutMs = 30000 };
 
-/* What goes in and what comes out, in pinned memory: a graph reads there anew each time. */
+/* Inputs and outputs, in pinned memory: each replay of a graph reads there again. */
 typedef struct Host {
   uint16_t x[kTokens * kHidden];
   int32_t topk_idx[kTokens];

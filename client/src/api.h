@@ -1,4 +1,4 @@
-// What the C functions have in common: handles, exceptions, the error text.
+// The common parts of the C functions: handles, exceptions, the error text.
 #pragma once
 
 #include "handle.h"

@@ -49,7 +49,7 @@ class BoardView {
   // All operations below this number have completed on this rank.
   std::uint64_t next_index() const { return board().next_index.load(std::memory_order_acquire); }
 
-  // What this rank has waited for the other one so far.
+  // How long this rank has waited for the other one so far.
   const abi::PeerWait& waited_for(std::uint32_t rank) const {
     return mapping_.as<const abi::PeerWait>(abi::WaitsLayout(shape_).peers)[rank];
   }

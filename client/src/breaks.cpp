@@ -1,4 +1,4 @@
-// What a rank does after a break: it takes the next epoch, and learns which operation comes next.
+// A rank after a break: it takes the next epoch, and learns which operation comes next.
 #include "session.h"
 
 #include "ticket_status.h"

@@ -33,7 +33,7 @@ class Current {
   bool pushed_ = false;
 };
 
-// What can be exported as a descriptor, on the device.
+// The kind of allocation on the device that can be exported as a descriptor.
 CUmemAllocationProp exportable_memory(CUdevice device);
 // `bytes` rounded up to what the driver allocates of it.
 Status round_up(const CudaDriver& driver, const CUmemAllocationProp& kind, std::uint64_t bytes,

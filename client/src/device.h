@@ -1,4 +1,4 @@
-// What the library does on a CUDA device: it maps arenas there, and makes streams write words and wait for
+// The library on a CUDA device: it maps arenas there, and makes streams write words and wait for
 // them. Sessions on host devices have no Device. No CUDA type appears here, so the library also builds
 // without cuda.h (cuda_missing.cpp).
 //

@@ -59,7 +59,7 @@ std::string describe(StatusCode code, std::int32_t failed_rank) {
   }
 }
 
-// Of a text that is too long, the middle is left out: the end says what is allowed.
+// A text that is too long loses its middle: the end says what is allowed.
 epd_status_t report(StatusCode code, const char* text) {
   constexpr char kGap[] = " ... ";
   constexpr std::size_t kPart = (sizeof(last_error) - sizeof(kGap)) / 2;

@@ -44,14 +44,14 @@ struct Route {
   bool tokens_known = false;  // num_tokens is n
 };
 
-// Of which routing the counts in a slot's regions are, as operations were submitted.
+// The routing whose counts are in a slot's regions, as operations were submitted.
 struct SlotCounts {
   std::uint32_t route = kNoRoute;
   epd_ticket_t made = 0;  // Route::ticket
   epd_ticket_t by = 0;    // the dispatch that delivers them
 };
 
-// What the caller's memory gets of the last operation on a slot. Host devices.
+// The outputs of a slot's last operation that go to the caller's memory. Host devices.
 struct Outputs {
   epd_ticket_t ticket = 0;  // 0: nothing
   stream_kernels::Copies copies;

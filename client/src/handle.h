@@ -1,4 +1,4 @@
-// What a caller holds in place of a session or a group: the address of a word that names the object and
+// A handle stands for a session or a group. It is the address of a word that names the object and
 // outlives it. So a handle that is used after its object's end is recognised.
 //
 // A word is never freed or used again. Each attach and each join costs 16 bytes for good. Two mistakes are

@@ -26,10 +26,10 @@ struct HookCall {
 class HookSource {
  public:
   virtual ~HookSource() = default;
-  // With the mutex. Gives hooks of operations that have ended to Hooks::ready_locked(). True: some have not
-  // ended, and no doorbell will ring for them.
+  // Called with the mutex. Gives hooks of operations that have ended to Hooks::ready_locked(). True: some
+  // have not ended, and no doorbell will ring for them.
   virtual bool take_hooked_locked() = 0;
-  // With the mutex. True: there is something to wait for, though no operation has a hook.
+  // Called with the mutex. True: there is something to wait for, though no operation has a hook.
   virtual bool awaits_packets_locked() const = 0;
   // Without the mutex, before the hook is called.
   virtual void finish_outputs(const HookCall& call) = 0;

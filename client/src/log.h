@@ -1,6 +1,6 @@
-// What libepd says on standard error if $EPD_LOG asks for it: a line for each attach, join, leave and detach
-// (info), for each call that fails (error), and for each submission (debug). Without the variable it says
-// nothing, and looks at one number.
+// The lines of libepd on standard error if $EPD_LOG asks for them: one for each attach, join, leave and
+// detach (info), for each call that fails (error), and for each submission (debug). Without the variable it
+// says nothing, and looks at one number.
 #pragma once
 
 #include <atomic>

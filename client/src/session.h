@@ -64,7 +64,7 @@ class Session final : News, ConnectionEvents, HookSource, Unblocker {
 
  private:
   std::vector<Group*> all_groups();
-  // What can't be mapped is copied.
+  // Rows in memory that can't be mapped are copied.
   void map_registered(Group& group);
   void watch_memory();
   // former: the membership of this rank before it was late, or null. Its memory's addresses stay on host

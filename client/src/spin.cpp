@@ -15,7 +15,7 @@ int usable_cores() {
 
 }  // namespace
 
-// With few cores the engine may need this core to make progress. So each look ends with a yield, and on a
+// The engine may need this core to make progress if there are few. So each look ends with a yield, and on a
 // single core there is no look.
 SpinBudget::SpinBudget() {
   const int cores = usable_cores();

@@ -43,7 +43,7 @@ std::uint32_t row_bytes_of(const abi::GroupShape& s, Region region) {
   }
 }
 
-// Of one operation. Fields that the operation does not use are never asked for.
+// Plans the rows of one operation. It never asks for fields that the operation does not use.
 class Planner {
  public:
   Planner(Group& group, const SubmitRequest& request, const RouteUse& use, RowPlan& rows, Copies& copies)
@@ -125,7 +125,7 @@ class Planner {
     const epd_memory_t& m = memory();
     copies_.received_in = 1;
     const bool lies_alike = copies_.blocks == 1 || copies_.own_block == copies_.region_block;
-    // Of layout compact the device reads no more rows than the routing has.
+    // The device reads no more rows of layout compact than the routing has.
     const bool compact = shape_.layout == abi::Layout::kCompact;
     const std::uint64_t rows = compact ? copies_.room : shape_.recv_rows();
     const GroupMapped::Rows given{m.y, rows * shape_.hidden * 2, false};
@@ -348,7 +348,7 @@ void copy_numbers(const Copies& c, const Piece& piece) {
   }
 }
 
-// Of column-major scales: outputs.
+// Copies column-major scales out.
 void copy_columns(const Copies& c, const Piece& piece, std::uint32_t block, const HostRows& rows) {
   for (std::uint32_t column = 0; column < piece.columns; ++column) {
     const std::uint64_t matrix = std::uint64_t{block} * piece.columns + column;

@@ -23,7 +23,7 @@ struct NamedRows {
 };
 NamedRows rows_named(const abi::GroupShape& shape, const SubmitRequest& request);
 
-// By this thread, on a host device. What operations have counted is there.
+// Copies on this thread, for a host device. The counts of operations are there.
 void copy_in(const Copies& copies);
 void copy_out(const Copies& copies);
 

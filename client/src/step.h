@@ -1,4 +1,4 @@
-// What one launch of libepd's kernels does: it copies the caller's memory in, begins an operation, waits for
+// One launch of libepd's kernels: it copies the caller's memory in, begins an operation, waits for
 // its end, and copies out. Each part may be missing. Plain data, also for device code.
 #pragma once
 

@@ -50,7 +50,7 @@ EPD_DEVICE inline std::uint32_t least(std::uint32_t a, std::uint32_t b) {
 
 // ---- counting
 
-// Of a block of rows, as far as there is room.
+// The rows of a block, as far as there is space.
 EPD_DEVICE inline std::uint32_t rows_in(const Copies& c, std::uint32_t block) {
   const std::uint32_t rows = load_here(reinterpret_cast<const std::uint32_t*>(c.counts) + block);
   return rows <= c.room ? rows : c.received_in != 0 ? c.room : 0;
@@ -132,7 +132,7 @@ EPD_DEVICE inline void copy_by(std::uint8_t* to, const std::uint8_t* from, std::
     store_alone(to + i, load_alone(from + i));
 }
 
-// By the largest words for which both addresses lie alike.
+// Copies by the largest words for which both addresses are aligned alike.
 EPD_DEVICE inline void copy_bytes(std::uint8_t* to, const std::uint8_t* from, std::uint32_t bytes,
                                   std::uint32_t who, std::uint32_t all) {
   const auto apart = reinterpret_cast<std::uintptr_t>(to) ^ reinterpret_cast<std::uintptr_t>(from);

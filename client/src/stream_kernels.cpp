@@ -35,9 +35,9 @@ CUresult StreamKernels::take(CUdevice device, std::uint32_t number) {
                                       CU_SHAREDMEM_CARVEOUT_MAX_SHARED, kernel, device);
 }
 
-// With lazy loading, the default, the driver loads a kernel at its first launch and waits for everything that
-// runs in the context. That may be a wait that this launch must end, or one of another session. Asking for a
-// handle does not load. A launch that has run has loaded all.
+// Under lazy loading, the default, the driver loads a kernel at its first launch and waits for everything
+// that runs in the context. That may be a wait that this launch must end, or one of another session. Asking
+// for a handle does not load. A launch that has run has loaded all.
 Status StreamKernels::load(CUdevice device, CUstream stream) {
   if (image() == nullptr) return {StatusCode::kUnsupported, "this libepd was built without CUDA's compiler"};
   CUresult error = driver_.cuLibraryLoadData(&library_, image(), nullptr, nullptr, 0, nullptr, nullptr, 0);

@@ -52,14 +52,14 @@ __device__ inline void run_kernel(const StagedStep& given) {
 }  // namespace
 }  // namespace stream_kernels
 
-// By one thread.
+// Runs on one thread.
 __global__ void __launch_bounds__(1) dispatch(const __grid_constant__ stream_kernels::Step step) {
   stream_kernels::run(step);
 }
 __global__ void __launch_bounds__(1) combine(const __grid_constant__ stream_kernels::Step step) {
   stream_kernels::run(step);
 }
-// Of a noop, which copies nothing.
+// A noop copies nothing.
 __global__ void __launch_bounds__(1) barrier(const __grid_constant__ stream_kernels::Step step) {
   stream_kernels::run(step);
 }

@@ -42,7 +42,7 @@ Status StreamPort::wait_after(Group& group, void* stream, const Following& its) 
   bool captures = false;
   const Status status = device_->check_stream(stream, captures);
   if (!status.ok()) return not_waiting(status, its.ticket);
-  // What is recorded in a capture belongs to the graph.
+  // An event that is recorded in a capture belongs to the graph.
   return captures ? wait_and_copy(group, stream, its) : wait_with_event(group, stream, its);
 }
 

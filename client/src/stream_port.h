@@ -23,7 +23,7 @@ class Unblocker {
   virtual void look_at_memory() {}
 };
 
-// What a stream does when an operation that was enqueued has ended.
+// The work of a stream after the end of an operation that was enqueued.
 struct Following {
   abi::Op op = abi::Op::kNone;
   std::uint32_t slot = 0;
@@ -52,9 +52,9 @@ class StreamPort {
   // MEMOP wait. If the session has events, the slot's event completes with that from then on, unless the
   // stream captures.
   Status wait_after(Group& group, void* stream, const Following& its);
-  // Of an operation whose outputs have been enqueued already: waits for its event, if it still has one.
+  // Waits for the event of an operation whose outputs have been enqueued already, if it still has one.
   Status wait_for_copies(Group& group, void* stream, std::uint32_t slot, epd_ticket_t ticket);
-  // Of a group that is being joined: makes the events of its slots, if the session has events.
+  // Makes the events of the slots of a group that is being joined, if the session has events.
   Status make_events(Group& group) const;
   // epd_ticket_event
   Status event_of(const Group& group, epd_ticket_t ticket, void*& event);

@@ -24,14 +24,14 @@ void sleep_until_ready(std::condition_variable& changed, Lock& lock, Ready ready
   while (!ready()) changed.wait_for(lock, std::chrono::hours(1));
 }
 
-// What one thread waits for. In the session's list while it waits.
+// The wait of one thread. It is in the session's list meanwhile.
 class Waiter {
  public:
   Waiter() = default;
   Waiter(const Waiter&) = delete;
   Waiter& operator=(const Waiter&) = delete;
   virtual ~Waiter() = default;
-  // With the mutex. Must be true once the session has ended.
+  // Called with the mutex. Must be true once the session has ended.
   virtual bool ready() = 0;
   // Without the mutex, by the leader: a fast look at shared memory; false if there is none.
   virtual bool glance() const { return false; }
@@ -41,7 +41,7 @@ class Waiter {
   nanoseconds slice = std::chrono::milliseconds(100);
 };
 
-// What the leader looks at for all waiters.
+// The leader looks at it for all waiters.
 class News {
  public:
   virtual ~News() = default;

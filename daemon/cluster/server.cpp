@@ -262,7 +262,7 @@ Result<std::unique_ptr<Server>> Server::start(const Settings& settings, const Cr
   options.listen = *numeric_address(*parse_host_port(settings.listen));
   options.secure = !settings.insecure;
   options.max_connections = most_connections();
-  // With cluster.insecure all nodes are on this machine.
+  // All nodes are on this machine if cluster.insecure is set.
   if (settings.insecure) options.max_of_address = options.max_connections;
   options.hand_over = [parts](UniqueFd inner) {
     const std::lock_guard lock(parts->streams->mutex);

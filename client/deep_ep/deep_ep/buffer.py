@@ -170,7 +170,7 @@ class Buffer(NotCopied):
         async_finish: bool = False,
         allocate_on_comm_stream: bool = False,
     ) -> tuple[Tensor, Optional[Tensor], Tensor, Tensor, EventOverlap]:
-        """Who gets which tokens of topk_idx [n, K] int64 (negative: no selection).
+        """The ranks that get tokens by topk_idx [n, K] int64 (negative: no selection).
 
         Returns num_tokens_per_rank [R] int32, None (several nodes), num_tokens_per_expert [E] int32,
         is_token_in_rank [n, R] bool, and the event.

@@ -32,7 +32,7 @@ def check_kind(name: str, value: object, kind: type[_Kind], allowed: str) -> _Ki
 
 
 def not_served(name: str, value: object, allowed: object) -> NotImplementedError:
-    """Of what DeepEP has and epd has not."""
+    """The error for a value that DeepEP serves and epd does not."""
     return NotImplementedError(f"{name} is {value}; epd serves: {allowed}")
 
 

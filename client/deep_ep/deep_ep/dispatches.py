@@ -19,7 +19,7 @@ SLOT = 0
 
 
 class NewDispatch:
-    """What a dispatch of a new routing submits. given None: rows that nobody reads."""
+    """The submission of a dispatch of a new routing. given None: rows that nobody reads."""
 
     __slots__ = ("collected", "num_tokens", "options")
 
@@ -39,7 +39,7 @@ class NewDispatch:
 
 
 class Dispatches:
-    """Of a Buffer."""
+    """The dispatches of a Buffer."""
 
     def __init__(self, groups: Groups, streams: Streams) -> None:
         self._groups = groups

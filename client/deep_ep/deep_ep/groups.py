@@ -32,7 +32,7 @@ _buffers = itertools.count()  # of this process
 
 
 class Shape(NamedTuple):
-    """What distinguishes the groups of a Buffer that new calls use."""
+    """The key of a Buffer's groups that new calls use."""
 
     num_experts: int
     hidden: int
@@ -79,7 +79,7 @@ class Joined:
 
     @property
     def y_shape(self) -> tuple[int, ...]:
-        """Of the rows that a combine sends back."""
+        """The shape of the rows that a combine sends back."""
         shape = self._y_shape
         if shape is None:
             shape = self._y_shape = tuple(self.regions(0).y.shape)
@@ -101,11 +101,11 @@ class Joined:
 
     @property
     def needed(self) -> bool:
-        """By a graph, a low-latency handle or a hook; or because lost ranks would take its end for a loss."""
+        """Whether a graph, a low-latency handle or a hook needs it; or lost ranks would take its end for a loss."""
         return self.captured or self.steps is not None or len(self._pending) > 0 or self._used() is not None
 
     def replaced(self) -> None:
-        """By a larger group."""
+        """A larger group replaces it."""
         self.use = None
 
     def settle(self) -> None:
@@ -308,7 +308,7 @@ class Groups:
         return joined
 
     def _name_of(self, shape: Shape) -> str:
-        """By number, without the shape: if ranks differ in it, the join names what."""
+        """The name has a number and not the shape: if ranks differ in the shape, the join names the field."""
         return f"{self.name}-{shape.mode}-{self._numbers.get(shape.mode, 0)}"
 
 
@@ -319,7 +319,7 @@ def _rows_of(shape: Shape) -> dict[str, Any]:
 
 
 class _Facts(NamedTuple):
-    """What the other ranks are told of one."""
+    """The facts about a rank that the other ranks get."""
 
     name: str  # of the Buffer, if this is rank 0
     boot_id: str

@@ -48,7 +48,7 @@ def choice_for(size: Size) -> int:
 
 
 class Asked(NamedTuple):
-    """What a rank has asked for by a dispatch that failed."""
+    """The size that a rank has asked for by a dispatch that failed."""
 
     op_index: int
     size: Size

@@ -33,7 +33,7 @@ def _kept_by(tensor: Tensor) -> Any:
 
 
 class NormalRouting:
-    """Who gets which tokens of one normal dispatch, and epd's handle of it in each group that knows it."""
+    """The routing of one normal dispatch, and epd's handle of it in each group that knows it."""
 
     __slots__ = ("handles", "in_rank", "num_experts", "num_rows", "num_tokens", "offsets", "topk")
 
@@ -78,7 +78,7 @@ Unused = tuple[Tensor, Tensor, Tensor]
 
 
 def unused_parts(num_ranks: int, num_experts: int, topk: int, device: torch.device) -> Unused:
-    """What stands for DeepEP's matrices of channels and its send_head in the handles of a group."""
+    """Placeholders for DeepEP's matrices of channels and its send_head in the handles of a group."""
     zero = torch.zeros((1, 1), dtype=torch.int32, device=device)
     return zero.expand(num_ranks, num_experts), zero.expand(num_ranks, topk), zero.expand(num_ranks, 1)[:0]
 

@@ -1,4 +1,4 @@
-"""Who gets which tokens, by torch's own operations."""
+"""The ranks that get each token, by torch's own operations."""
 
 from __future__ import annotations
 

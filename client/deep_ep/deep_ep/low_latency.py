@@ -74,7 +74,7 @@ class _Operation:
         self.waited: Optional[WaitStats] = None
         self._call: Optional[Call] = None  # on the Buffer's own stream
         self.stream: Any = None  # None on host devices
-        # What repeats it; None: nothing.
+        # The object that repeats it; None: nothing does.
         self._steps = joined.steps
         if streams.capturing:
             joined.captured = True
@@ -112,7 +112,7 @@ class _Operation:
             self._ticket = self._steps.begin(self._joined, self._step)
 
     def fills(self, results: Results, routing: Routing, stats: Optional[Tensor]) -> None:
-        """What a dispatch fills when it has arrived."""
+        """Sets the outputs that a dispatch fills when it has arrived."""
         self._results, self._routing, self._stats = results, routing, stats
 
     def later(self) -> Hook:

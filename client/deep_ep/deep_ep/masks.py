@@ -16,7 +16,7 @@ from .streams import Streams
 
 
 class Masks:
-    """Of one Buffer with enable_shrink. A masked rank gets no tokens of this rank, and its tokens do not get here."""
+    """The masks of a Buffer with enable_shrink. No tokens go to a masked rank, and none of its tokens arrive here."""
 
     def __init__(self, groups: Groups, streams: Streams) -> None:
         self._groups = groups

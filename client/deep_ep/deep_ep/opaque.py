@@ -26,7 +26,7 @@ class OpaqueRows(NamedTuple):
 
     @property
     def hidden(self) -> int:
-        """Of the group: so that it combines bf16 rows of as many columns, if there can be such."""
+        """The group's hidden size. The group combines bf16 rows of as many columns, if there can be such."""
         fits = self.columns % _HIDDEN_MULTIPLE == 0 and self.columns <= _LARGEST_HIDDEN
         return self.columns if fits else _HIDDEN_MULTIPLE
 

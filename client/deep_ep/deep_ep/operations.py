@@ -31,7 +31,7 @@ def give_rows(memory: Staging, joined: Joined, region: epd.Region, of_slot: Tens
 
 
 class Results:
-    """What a dispatch delivers: views of the slot's regions, which are the same for each dispatch, or tensors of its
+    """The outputs of a dispatch: views of the slot's regions, which are the same for each dispatch, or tensors of its
     own. The last two dimensions of scales lie column-major in both."""
 
     def __init__(

@@ -16,7 +16,7 @@ from .turns import Turn
 
 
 class Routing:
-    """Of one low-latency dispatch: its group and handle, and how its rows lie for the caller (`seen`) and in the group
+    """One low-latency dispatch: its group and handle, and how its rows lie for the caller (`seen`) and in the group
     (`have`).
 
     These are one tensor if that is the same, and None in a Buffer whose ranks can't be masked. They differ if the
@@ -63,7 +63,7 @@ class Routing:
 
     @property
     def y_shape(self) -> tuple[int, ...]:
-        """Of the rows that a combine sends back."""
+        """The shape of the rows that a combine sends back."""
         joined = self.joined
         if self.has_blocks_of_group:
             return joined.y_shape
@@ -87,7 +87,7 @@ class Routing:
 
 
 class Kept:
-    """What a tensor keeps until torch writes to it. A copied tensor shares it, an unpickled one has none."""
+    """A note that a tensor keeps until torch writes to it. A copied tensor shares it, an unpickled one has none."""
 
     __slots__ = ("version", "what")
 
@@ -111,7 +111,7 @@ def version_of(tensor: Tensor) -> Optional[int]:
 
 
 def counts_in(source_ranges: Tensor) -> Tensor:
-    """Of the region [E/R, R, 2] int32: first row and number of rows."""
+    """The numbers of rows, from the region [E/R, R, 2] int32: first row and number of rows."""
     return source_ranges[..., 1].long()
 
 
@@ -153,7 +153,7 @@ def move_tokens(
 
 
 def _numbers(src_info: Tensor, layout_range: Tensor, tokens: int) -> Tensor:
-    """Of each row, among all tokens of all ranks; ascending, with large ones behind the last row. [E/R, N]"""
+    """Each row's token among all tokens of all ranks; ascending, with large ones behind the last row. [E/R, N]"""
     place = torch.arange(src_info.shape[1], device=src_info.device).repeat(len(src_info), 1)
     ends = (layout_range & 0xFFFFFFFF).cumsum(1)
     source = torch.searchsorted(ends, place, right=True)

@@ -42,7 +42,7 @@ class Step(Protocol):
 
 
 class Resumable(Protocol):
-    """What Steps need of a group."""
+    """The part of a group that Steps need."""
 
     group: epd.Group
 

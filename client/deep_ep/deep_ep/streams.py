@@ -45,7 +45,7 @@ class Streams:
         last, self._last = self._last, stream
         if last is stream or last is None or last is waits_for or last == stream:
             return
-        # What is not of the same capture has ended before it began, or runs when the graph is replayed.
+        # Work that is not of the same capture ended before the capture began, or runs when the graph is replayed.
         if _captures(last) == _captures(stream):
             if self._passed is None:
                 self._passed = torch.cuda.Event()
@@ -154,7 +154,7 @@ class Call:
         return torch.cuda.stream(self.stream if self.allocate_here else self._caller)
 
     def end(self, inputs: Sequence[Optional[Tensor]], outputs: Sequence[Optional[Tensor]]) -> EventOverlap:
-        """What the caller gets. From here on the tensors may be freed at any time."""
+        """The event for the caller. From here on the tensors may be freed at any time."""
         if not self._apart:
             return EventOverlap(EventHandle() if self._async_finish else None)
         for tensor in inputs:

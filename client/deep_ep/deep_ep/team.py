@@ -43,7 +43,7 @@ class Team:
             raise epd.Aborted(f"the process group's all_gather failed on rank {self.rank}: {error}") from error
 
     def make(self, what: str, maker: Callable[[], tuple[T, Any]]) -> tuple[T, list[Any]]:
-        """What maker() has made here, and what it tells of it on every rank. If it raises on a rank, all ranks raise:
+        """Returns maker()'s object here, and its facts about it on every rank. If it raises on a rank, all ranks raise:
         that one its own error, the others Aborted with its text."""
         failure: Any = None
         made: Any = None

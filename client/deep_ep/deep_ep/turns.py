@@ -8,7 +8,7 @@ from __future__ import annotations
 
 
 class Turn:
-    """Of a dispatch and its combines."""
+    """The turn of a dispatch and its combines."""
 
     __slots__ = ("_combine", "shared", "slot")
 
@@ -18,7 +18,7 @@ class Turn:
         self._combine = -1
 
     def combine_slot(self) -> int:
-        """Of the next combine. It stays, as the caller may write rows to that slot before.
+        """The slot of the next combine. It stays, as the caller may write rows to that slot before.
 
         Batches that take turns have a slot each. A dispatch that is alone uses both, so that it and its combine do not
         wait for each other.
@@ -32,13 +32,13 @@ class Turn:
 
 
 class Turns:
-    """Of one group."""
+    """The turns of one group."""
 
     def __init__(self) -> None:
         self._open: list[Turn] = []  # that have no combine yet, the oldest first
 
     def next(self) -> Turn:
-        """Of a dispatch: in a slot that is free, else in that of the oldest one."""
+        """The turn of a dispatch: in a free slot, else in the slot of the oldest one."""
         taken = [turn.slot for turn in self._open]
         return Turn(0 if 0 not in taken else 1 if 1 not in taken else taken[0])
 

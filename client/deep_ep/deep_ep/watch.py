@@ -16,7 +16,7 @@ _PATIENCE_S = 1.0  # with what it is making again, at the interpreter's end
 
 
 class Watch:
-    """Of one group with Steps. Each has a thread: two ranks that make operations of two groups again, in another order,
+    """The watch of one group with Steps. Each has a thread: ranks that repeat operations of two groups in other orders
     would wait for each other."""
 
     def __init__(self, look: Callable[[Any], None], device: torch.device) -> None:

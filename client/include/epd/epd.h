@@ -163,14 +163,14 @@ EPD_API epd_status_t epd_session_attach(const epd_attach_options_t* options, epd
  * NULL is allowed. OK whatever the daemon does. INVALID_ARGUMENT, and nothing has been done: the handle has
  * ended, or the caller is a hook or a forked child. */
 EPD_API epd_status_t epd_session_detach(epd_session_t* session);
-/* What the daemon said at attach. No errors but those of convention 2, also after the session's end. */
+/* The daemon's answer to the attach. No errors but those of convention 2, also after the session's end. */
 EPD_API epd_status_t epd_session_info(const epd_session_t* session, epd_session_info_t* info);
 /* OK while the daemon serves this session. Else the status with which it has ended, see convention 3. */
 EPD_API epd_status_t epd_session_check(const epd_session_t* session);
 
 /* ---- groups -------------------------------------------------------------------------------- */
 
-/* What a row of x and recv_x is. Rows of y and out are always H bf16. */
+/* The contents of a row of x and recv_x. Rows of y and out are always H bf16. */
 typedef enum epd_payload {
   EPD_PAYLOAD_BF16 = 0,     /* the caller writes H bf16, receivers get the same */
   EPD_PAYLOAD_FP8_CAST = 1, /* writes H bf16; get H e4m3 with one scale (amax/448) for each 1x128 block */
@@ -197,9 +197,9 @@ typedef struct epd_row_format {
 /* Where the scales of received rows lie, in recv_scales. */
 typedef enum epd_scale_layout {
   EPD_SCALE_LAYOUT_ROW_MAJOR = 0, /* with their row: [rows,S], S float32 or int32 by scale format */
-  /* By scale, as TMA and DeepGEMM read them: [S,P]. P is [rows] rounded up to a multiple of 4: 16 bytes.
-   * Layout expert: [E/R,S,P], where P comes from the rows of an expert's block. The last P - [rows] of each S
-   * are never written */
+  /* Scale by scale, as TMA and DeepGEMM read them: [S,P]. P is [rows] rounded up to a multiple of 4: 16
+   * bytes. Layout expert: [E/R,S,P], where P comes from the rows of an expert's block. The last P - [rows] of
+   * each S are never written */
   EPD_SCALE_LAYOUT_COLUMN_MAJOR = 1
 } epd_scale_layout_t;
 
@@ -214,7 +214,7 @@ typedef enum epd_layout {
   EPD_LAYOUT_EXPERT = 2
 } epd_layout_t;
 
-/* What source_ranges has for each (local expert, source rank). */
+/* The form of an entry of source_ranges, for each (local expert, source rank). */
 typedef enum epd_range_format {
   EPD_RANGE_FORMAT_ROWS = 0, /* int32 [2]: first row in recv_x, number of rows */
   /* int64: first row << 32 | number of rows, where the first row counts from the expert's own first row. As
@@ -222,10 +222,10 @@ typedef enum epd_range_format {
   EPD_RANGE_FORMAT_PACKED64 = 1
 } epd_range_format_t;
 
-/* Of topk_idx and recv_topk_idx. */
+/* The element type of topk_idx and recv_topk_idx. */
 typedef enum epd_index_type { EPD_INDEX_TYPE_INT32 = 0, EPD_INDEX_TYPE_INT64 = 1 } epd_index_type_t;
 
-/* What a lost rank does to the group. A rank is lost when it dies, leaves, or an operator evicts it.
+/* The effect of a lost rank on the group. A rank is lost when it dies, leaves, or an operator evicts it.
  * client/GUIDE.md, "When something fails", has the whole contract. */
 typedef enum epd_policy {
   EPD_POLICY_FAIL_FAST = 0, /* the group ends: RANK_LOST on all other ranks */
@@ -728,7 +728,7 @@ static inline void epd_combine_args_init(epd_combine_args_t* args) {
  *   then rounded to bf16 for the way back. In all layouts a row of weight 0 is left out, whatever it holds.
  * A token without a selection gets its biases, or zeros. With EPD_RETURN_WEIGHTS_OWN, out_weights[t,k] is
  * the y_weights of the row that carried selection k (compact: column k of it), and 0 where there was none.
- * With EPD_RETURN_WEIGHTS_SUM and compact rows it is the sum over ranks d, ascending, of column k of
+ * EPD_RETURN_WEIGHTS_SUM and compact rows: it is the sum over ranks d, ascending, of column k of
  * y_weights of t's row on d, in float32 from +0.0; sums of other sum domains are made first, and are not
  * rounded.
  *
@@ -791,7 +791,7 @@ EPD_API int epd_ticket_pending(epd_group_t* group, epd_ticket_t ticket);
  *     if (status != EPD_OK && !epd_is_break(status)) return status;
  *   }
  *
- * With several in flight: if info->epoch has changed, drop the other tickets, and submit all again from
+ * Several in flight: if info->epoch has changed, drop the other tickets, and submit all again from
  * resume_op on.
  *
  * *ticket becomes 0 if the operation has ended, well or not. Otherwise it is in flight: call again. If

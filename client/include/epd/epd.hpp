@@ -275,7 +275,7 @@ struct GroupOwner {
   ~GroupOwner() { epd_group_leave(handle); }
 };
 
-// What a hook carries. It does not own the group: a hook must not destroy the last owner.
+// The function of a hook. It does not own the group: a hook must not destroy the last owner.
 using Hook = std::function<void(const epd_result_t&)>;
 extern "C" inline void epd_hpp_call_hook(const epd_result_t* result, void* user) {
   const std::unique_ptr<Hook> hook(static_cast<Hook*>(user));

@@ -19,7 +19,7 @@ _KINDS = {"i": "int", "u": "uint", "f": "float"}
 
 
 def held(name: str, array: Any) -> Any:
-    """What stays where it is, whatever becomes of the object: None, an address, an array.
+    """An alias that stays valid whatever becomes of the object: None, an address, an array.
 
     Of a torch tensor an alias, which keeps the storage. Raises TypeError: a scalar of numpy's that is no integer."""
     if array is None or isinstance(array, int):
@@ -38,7 +38,7 @@ def held(name: str, array: Any) -> Any:
 
 
 class Elements(NamedTuple):
-    """What an array is made of."""
+    """The elements of an array."""
 
     type: Optional[str]  # "bfloat16"; None: bytes without a type
     nbytes: int
@@ -53,7 +53,7 @@ def array_bytes(array: Any) -> int:
 
 
 def array_elements(array: Any) -> Elements:
-    """Of an array that array_address takes, and that is no address."""
+    """The elements of an array that array_address takes, and that is no address."""
     if hasattr(array, "data_ptr"):
         dtype = getattr(array, "dtype", None)
         name = None if dtype is None else str(dtype).rpartition(".")[2]
@@ -72,7 +72,7 @@ def array_elements(array: Any) -> Elements:
 
 
 def _buffer_type(view: memoryview) -> Optional[str]:
-    """Of elements in the machine's order: ctypes' arrays say "<", array's and bytearrays say nothing."""
+    """The type of elements in the machine's order: ctypes' arrays say "<", array's and bytearrays say nothing."""
     code = view.format
     if len(code) == 2 and code[0] in ("<@=" if sys.byteorder == "little" else ">@="):
         code = code[1]
@@ -82,13 +82,13 @@ def _buffer_type(view: memoryview) -> Optional[str]:
 
 
 def is_buffer(array: Any) -> bool:
-    """Of what array_address takes: its memory is known by the buffer protocol alone."""
+    """Whether the memory of what array_address takes is known by the buffer protocol alone."""
     others = ("data_ptr", "__cuda_array_interface__")
     return not (array is None or isinstance(array, int) or any(hasattr(array, name) for name in others))
 
 
 def _device_type(tensor: Any) -> Optional[str]:
-    """Of a torch tensor; None of another class with data_ptr."""
+    """The device kind of a torch tensor; None for another class with data_ptr."""
     kind: Optional[str] = getattr(getattr(tensor, "device", None), "type", None)
     return kind
 

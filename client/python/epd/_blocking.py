@@ -22,7 +22,7 @@ OPERATION_MS = 30_000
 
 
 def first_slice(timeout_ms: int) -> int:
-    """With what timeout_ms a wait begins."""
+    """The timeout_ms with which a wait begins."""
     return SLICE_MS if timeout_ms > SLICE_MS or -1 <= timeout_ms <= 0 else timeout_ms
 
 
@@ -57,7 +57,7 @@ def go_on(
 
 
 def on_a_thread(call: Callable[[], ResultT], name: str) -> ResultT:
-    """What call() gives.
+    """Returns call()'s result.
 
     In the main thread Ctrl-C ends this at once. Then the call goes on, and what it gives is dropped.
     """

@@ -1,4 +1,4 @@
-"""What owns a session and a membership of the library.
+"""Owners of a session and of a membership of the library.
 
 Both are integers: the C handles, as calls take them. They refer to nothing (which session a membership needs is
 kept beside them), and the cycle collector does not track them. So such an object ends only when the last reference
@@ -27,7 +27,7 @@ _members: dict[int, partial[Any]] = {}
 
 
 class NotCopied:
-    """What belongs to this process, and ends with its last reference: a copy would end it too."""
+    """An object of this process that ends with its last reference: a copy would end it too."""
 
     __slots__ = ()
 

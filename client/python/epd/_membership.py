@@ -23,7 +23,7 @@ _groups: weakref.WeakSet[Membership] = weakref.WeakSet()
 
 
 class Membership(NotCopied):
-    """What a Group holds, and calls that are not the caller's."""
+    """The state of a Group, and calls that are not the caller's."""
 
     def __init__(self, info: SessionInfo, handle: GroupHandle, config: GroupConfig) -> None:
         self._handle: Optional[GroupHandle] = handle
@@ -66,7 +66,7 @@ class Membership(NotCopied):
             raise InvalidArgument(f"{text}; allowed: groups that this process joins")
 
     def _owner(self) -> GroupHandle:
-        """What memory of the group needs: as long as this lives, the membership does."""
+        """A reference for memory of the group: as long as it lives, the membership does."""
         handle = self._handle
         if handle is None:
             raise self._error(Status.INVALID_ARGUMENT)

@@ -125,7 +125,7 @@ class InternalError(Error, status=Status.INTERNAL):
     """An error of the system or the CUDA driver, which the text names, or a defect of epd."""
 
 
-# What submissions and operations raise that are to be repeated after Group.advance() or Group.resume().
+# Errors of submissions and operations that are to be repeated after Group.advance() or Group.resume().
 BREAKS = (RankLost, DeadlineExceeded, EngineRestarted, Aborted)
 
 

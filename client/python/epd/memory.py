@@ -12,7 +12,7 @@ from ._shapes import RegionShape, SlotShapes
 from .errors import InvalidArgument
 from .types import DeviceKind, Layout, Payload, Region, ScaleLayout, integer
 
-# What an operation reads or writes of its memory.
+# The regions that an operation reads or writes.
 _COUNTS = (Region.RANK_OFFSETS, Region.EXPERT_COUNTS, Region.EXPERT_OFFSETS, Region.SOURCE_RANGES)
 _GIVEN = (Region.X, Region.X_SCALES, Region.TOPK_WEIGHTS)
 _RECEIVED = (
@@ -133,7 +133,7 @@ class Memory(NotCopied):
             if array is not None and not isinstance(array, int)
         }
         self._recv_rows = recv_rows
-        # By operation and group's shapes: for how many tokens there is room, and how many rows to send back there
+        # Keys: operation and group's shapes. For how many tokens there is space, and how many rows to send back there
         # are. The shapes, so that they live.
         self._checked: dict[tuple[str, int], tuple[object, int, int]] = {}
         self._struct = ctypes.addressof(raw)
@@ -190,7 +190,7 @@ class Memory(NotCopied):
         return room, rows
 
     def _is_pinned(self, region: Region) -> bool:
-        """Of a tensor on the CPU: GPUs reach it, as torch knows."""
+        """Whether GPUs reach a tensor on the CPU, as torch knows."""
         array = self._arrays[region.name.lower()]
         return hasattr(array, "is_pinned") and bool(array.is_pinned())
 
@@ -205,7 +205,7 @@ class Memory(NotCopied):
                 _check_bytes(region, elements, need, shape, allowed_by)
 
     def _check_rows(self, region: Region, elements: Elements, shape: RegionShape, config: Any) -> None:
-        """Of received rows, or answers to them."""
+        """The count of received rows, or of answers to them."""
         room = shape.shape[-2]  # the group's; Layout.EXPERT: of a block
         expert = config.layout == Layout.EXPERT
         rows = self._recv_rows or room
@@ -219,14 +219,14 @@ class Memory(NotCopied):
 
 
 def _name(region: Region) -> str:
-    """Of the argument, for a sentence."""
+    """The argument's name, for a sentence."""
     if region in (Region.BIAS_0, Region.BIAS_1):
         return f"memory.bias[{region - Region.BIAS_0}]"
     return "memory." + region.name.lower()
 
 
 def _row_bytes(shape: RegionShape) -> int:
-    """Of a row; of one element where there are no rows."""
+    """The bytes of a row; of one element where there are no rows."""
     return _SIZES[shape.format] * (shape.shape[-1] if len(shape.shape) > 1 else 1)
 
 

@@ -64,7 +64,7 @@ class Session(NotCopied):
 
     @property
     def info(self) -> SessionInfo:
-        """What the session is attached to; it does not change."""
+        """The daemon and device of the session; it does not change."""
         return self._info
 
     def check(self) -> None:

@@ -68,9 +68,9 @@ class Ticket(NotCopied):
 
     __slots__ = ("__weakref__", "_deadline_ms", "_group", "_kept", "_memory", "_ticket")
 
-    # Of the operation, as given at its submission; FOREVER: in a stream, so nobody knows. Not set: the daemon's.
+    # The operation's deadline as given at its submission; FOREVER: in a stream, so nobody knows. Not set: the daemon's.
     _deadline_ms: int
-    # Of an operation whose end the library has told when Ctrl-C came. The next wait or Group.advance takes it.
+    # The end of an operation that the library had told when Ctrl-C came. The next wait or Group.advance takes it.
     _kept: Union[Result, Exception]
     handle: Optional[Handle] = None  # of a dispatch
 

@@ -27,14 +27,14 @@ class WaitBy(enum.IntEnum):
 
 
 class DeviceKind(enum.IntEnum):
-    """What a device is made of."""
+    """The kind of a device."""
 
     HOST = 0
     CUDA = 1
 
 
 class Payload(enum.IntEnum):
-    """What a row of x and recv_x is."""
+    """The contents of a row of x and recv_x."""
 
     BF16 = 0  # the caller writes hidden bf16 values, receivers get the same
     FP8_CAST = 1  # writes bf16; get e4m3 with one scale for each 128 values, the last for the rest
@@ -66,7 +66,7 @@ class ScaleLayout(enum.IntEnum):
 
 
 class RangeFormat(enum.IntEnum):
-    """What source_ranges has for each (local expert, source rank)."""
+    """The form of an entry of source_ranges, for each (local expert, source rank)."""
 
     ROWS = 0  # two int32: first row, number of rows
     PACKED64 = 1  # one int64: first row << 32 | number of rows, from the expert's first row on
@@ -87,7 +87,7 @@ class Span(enum.IntEnum):
 
 
 class Policy(enum.IntEnum):
-    """What a lost rank does to its group."""
+    """The effect of a lost rank on its group."""
 
     FAIL_FAST = 0  # the group ends
     DEGRADE = 1  # after Group.resume the others go on without it. A silent one costs each operation its deadline
@@ -127,7 +127,7 @@ class Region(enum.IntEnum):
 
 
 class RowFormat(NamedTuple):
-    """What the rows of a dispatch are."""
+    """The format of a dispatch's rows."""
 
     payload: Payload = Payload.BF16
     scale_format: ScaleFormat = ScaleFormat.FLOAT32
@@ -350,7 +350,7 @@ class GroupBytes(NamedTuple):
 
 
 class SessionInfo(NamedTuple):
-    """What a session is attached to."""
+    """The daemon and device of a session."""
 
     session_id: int
     device: str  # "host:0"

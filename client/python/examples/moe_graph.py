@@ -21,7 +21,7 @@ X_BYTES, IDX_BYTES = TOKENS * HIDDEN * 2, TOKENS * 4
 
 
 class Cuda:
-    """What of the driver this example needs."""
+    """The part of the driver that this example needs."""
 
     def __init__(self) -> None:
         self._library = ctypes.CDLL("libcuda.so.1")

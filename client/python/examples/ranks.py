@@ -38,7 +38,7 @@ def report(run_rank: RunRank, rank: int, *arguments: Any) -> None:
 
 
 def number_of_ranks(text: str) -> int:
-    """Of the command line."""
+    """The number of ranks on the command line."""
     if not text.isdecimal() or not 1 <= int(text) <= 1024:
         raise argparse.ArgumentTypeError(f"ranks is {text}; allowed: 1 .. 1024")
     return int(text)

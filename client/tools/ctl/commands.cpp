@@ -177,7 +177,7 @@ Exit Context::answer(const Json& document, const std::string& text) const {
 }
 
 void write_json(Output& output, const Json& document) {
-  // Whatever a daemon sends, the document stays valid.
+  // The document stays valid, whatever a daemon sends.
   output.out << document.dump(2, ' ', false, Json::error_handler_t::replace) << '\n';
 }
 

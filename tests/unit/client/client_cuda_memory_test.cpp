@@ -149,7 +149,7 @@ TEST_F(ClientCudaMemory, FreedMemoryIsNotRegisteredAnyMore) {
   detach();
 }
 
-// Whatever the reason, the call goes on, and the next ones ask no more for a while.
+// The call continues for any reason, and the next ones ask no more for a while.
 TEST_F(ClientCudaMemory, WhatTheEnginesCannotMapIsCopied) {
   for (const StatusCode why : {StatusCode::kInvalidArgument, StatusCode::kResourceExhausted}) {
     FakeSettings settings = cuda_settings();

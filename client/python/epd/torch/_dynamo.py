@@ -1,5 +1,5 @@
-"""What torch.compile sees of these packages: calls that break its graph, as those of a C extension do, and nothing of
-what is inside. epd.torch.ops is for graphs.
+"""The view that torch.compile has of these packages: calls that break its graph, as those of a C extension do. It sees
+nothing inside. epd.torch.ops is for graphs.
 
 torch.compiler.disable does that too, but takes 2 us of each call that is not compiled, and loads Dynamo.
 """

@@ -1,4 +1,4 @@
-"""What tensors a call takes. A refusal names the value and what is allowed."""
+"""Checks of the tensors that a call takes. A refusal names the value and what is allowed."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ from ..types import IndexType, Layout, Payload, Region, ReturnWeights
 from .checks import check_tensor, refuse
 from .staging import Staging
 
-# By what a combine counts the rows of y.
+# The region by which a combine counts the rows of y.
 _COUNTED_BY = {
     Layout.COMPACT: Region.RANK_OFFSETS,
     Layout.PACKED: Region.EXPERT_OFFSETS,
@@ -26,7 +26,7 @@ _COUNTED_BY = {
 
 
 class Routing(NotCopied):
-    """Who sends what where: what one dispatch has established, for combine and for the backward pass.
+    """The routing that one dispatch has established, for combine and for the backward pass.
 
     It takes one of the group's num_handles until it is collected.
     """
@@ -41,7 +41,7 @@ class Routing(NotCopied):
 
 
 class Received(NamedTuple):
-    """What a dispatch has delivered, as tensors of the caller's own. [rows] is [M], or the room for the worst case:
+    """The rows of a dispatch, as tensors of the caller's own. [rows] is [M], or the space for the worst case:
     [R*T], packed R*T*min(K, E/R) + padding, expert [E/R, R*T]. C = K (compact) or 1."""
 
     x: Tensor  # [rows, H] bf16 or e4m3, or [rows, opaque_bytes]; rows without a token are zero
@@ -391,7 +391,7 @@ class Exchange(NotCopied):
 
 
 class _Request:
-    """What a dispatch takes beside what it can be differentiated in, and what it gives."""
+    """The inputs of a dispatch that have no gradient, and its outputs."""
 
     __slots__ = ("exact", "received", "sms", "topk_idx", "x_scales")
 

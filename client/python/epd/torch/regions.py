@@ -12,7 +12,7 @@ from ..errors import InternalError
 from ..types import DeviceKind, Payload, Region
 from ._dynamo import breaks_graph, hide
 
-# Of e4m3 rows. torch before 2.1 has no such type, and takes the bytes.
+# The type of e4m3 rows. torch before 2.1 has no such type, and takes the bytes.
 E4M3: torch.dtype = getattr(torch, "float8_e4m3fn", torch.uint8)
 
 _TYPES = {"H": torch.bfloat16, "f": torch.float32, "i": torch.int32, "q": torch.int64}

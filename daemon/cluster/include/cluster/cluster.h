@@ -49,7 +49,7 @@ struct View {
   std::string problem;
   std::uint64_t problem_ms = 0;
   std::int64_t certificate_expires_unix_s = 0;  // of the one in use; 0: none
-  // By name. A node that does not coordinate has what the coordinator sent last.
+  // Sorted by name. A node that does not coordinate has the coordinator's last list.
   std::vector<NodeView> nodes;
   std::vector<std::pair<std::string, std::uint64_t>> refusals;  // by reason; those that are not zero
 };
