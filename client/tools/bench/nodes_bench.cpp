@@ -53,8 +53,6 @@ class RawUcx {
   std::vector<std::string> environment_;
 };
 
-// ---- raw ucx
-
 namespace {
 
 constexpr const char* kProgram = "ucx_perftest";
