@@ -178,7 +178,7 @@ Result<v1::ListFarEnginesResponse> ControlReads::list_far_engines() const {
     engine.set_device(rooms_.fleet[i].name());
     engine.set_state(message_of(state));
     if (state == DeviceState::kReady || state == DeviceState::kStopped)
-      add_far_engines(list, engine, rooms_.fleet[i].page().far, rooms_.clock.now_ns());
+      add_far_engines(list, engine, rooms_.fleet[i].memory().page().far, rooms_.clock.now_ns());
     if (std::string problem = parts_.network.problem(i); !problem.empty())
       engine.set_problem(std::move(problem));
   }
@@ -211,7 +211,7 @@ v1::ListDevicesResponse ControlReads::list_devices() const {
     message.set_sessions(rooms_.sessions.attached_on(i));
     message.set_heartbeat_age_ms(rooms_.fleet[i].heartbeat_age_ms());
     message.set_sms_set(parts_.settings.sms_set(i));
-    fill_counters(message, rooms_.fleet[i].page());
+    fill_counters(message, rooms_.fleet[i].memory().page());
     if (rooms_.devices[i].name.kind == abi::DeviceKind::kCuda) fill_cuda(*message.mutable_cuda(), i);
   }
   return list;
@@ -319,7 +319,7 @@ v1::ListOperationsResponse ControlReads::list_operations(const std::vector<bool>
   const std::uint64_t now = rooms_.clock.now_ns();
   for (std::uint32_t device = 0; device < rooms_.fleet.size(); ++device) {
     const int before = list.operations_size();
-    for (const abi::OpView& op : rooms_.fleet[device].page().ops)
+    for (const abi::OpView& op : rooms_.fleet[device].memory().page().ops)
       add_operation(list, op, rooms_.fleet[device].name(), now);
     for (int i = before; stopped[device] && i < list.operations_size(); ++i)
       mark_stopped(*list.mutable_operations(i));
@@ -330,7 +330,7 @@ v1::ListOperationsResponse ControlReads::list_operations(const std::vector<bool>
 v1::GetStatisticsResponse ControlReads::statistics() const {
   std::vector<DevicePage> pages;
   for (std::uint32_t i = 0; i < rooms_.fleet.size(); ++i)
-    pages.push_back({rooms_.fleet[i].name(), rooms_.fleet[i].page()});
+    pages.push_back({rooms_.fleet[i].name(), rooms_.fleet[i].memory().page()});
   return message_of(pages);
 }
 

@@ -27,6 +27,14 @@ constexpr const char* kOom = ", by the kernel's OOM killer (see dmesg, and memor
 constexpr const char* kPerhapsOom =
     ", not by epd: perhaps by the kernel's OOM killer (see dmesg, and memory.events of its cgroup)";
 
+// Words on the cause of an end, behind those that say how the engine ended; or "".
+std::string hint_at_cause(const std::string& how, bool out_of_memory, const abi::EnginePage& page) {
+  if (out_of_memory) return kOom;
+  if (how == kKilled) return kPerhapsOom;
+  const std::string far = connecting_to(page.far);
+  return far.empty() ? "" : ", while it connected to " + far;
+}
+
 }  // namespace
 
 OomKills::OomKills() : count_(oom_kills()) {}
@@ -37,17 +45,35 @@ bool OomKills::grew_lately(std::uint64_t now_ns) {
   return grew_ns_ != 0 && now_ns - grew_ns_ < kOomTogetherNs;
 }
 
-Result<std::unique_ptr<Engine>> Engine::make(FleetContext& context, std::uint32_t device, std::string name) {
-  std::unique_ptr<Engine> engine(new Engine(context, device, std::move(name)));
+Result<EngineMemory> EngineMemory::make() {
+  EngineMemory memory;
   Result<UniqueFd> page = make_sealed_memfd("epd-engine-page", sizeof(abi::EnginePage));
   if (!page.ok()) return page.status();
   Result<Mapping> map = Mapping::map(page->get(), sizeof(abi::EnginePage), Access::kReadWrite);
   if (!map.ok()) return map.status();
   Result<UniqueFd> bell = make_eventfd();
   if (!bell.ok()) return bell.status();
-  engine->page_fd_ = std::move(*page);
-  engine->page_ = std::move(*map);
-  engine->bell_ = std::move(*bell);
+  memory.page_fd_ = std::move(*page);
+  memory.page_ = std::move(*map);
+  memory.bell_ = std::move(*bell);
+  return memory;
+}
+
+void EngineMemory::clear() {
+  auto* const page = page_.as<abi::EnginePage>();
+  page->sleep.sleeping.store(0, std::memory_order_release);
+  for (abi::OpView& op : page->ops) op.ticket.store(0, std::memory_order_release);
+  for (abi::StatisticsRow& row : page->sessions.rows) row.key.store(0, std::memory_order_release);
+  for (abi::StatisticsRow& row : page->members.rows) row.key.store(0, std::memory_order_release);
+  for (abi::FarRow& row : page->far.rows)
+    row.state.store(static_cast<std::uint32_t>(abi::FarState::kIdle), std::memory_order_relaxed);
+}
+
+Result<std::unique_ptr<Engine>> Engine::make(FleetContext& context, std::uint32_t device, std::string name) {
+  std::unique_ptr<Engine> engine(new Engine(context, device, std::move(name)));
+  Result<EngineMemory> memory = EngineMemory::make();
+  if (!memory.ok()) return memory.status();
+  engine->memory_ = std::move(*memory);
   return engine;
 }
 
@@ -67,9 +93,17 @@ void Engine::start() {
   const std::uint64_t now = context_.loop.now_ns();
   ++num_starts_;
   Result<std::unique_ptr<EngineProcess>> process =
-      EngineProcess::spawn({options.binary, name_, page_fd_.get(), bell_.get(), options.log_levels,
+      EngineProcess::spawn({options.binary, name_, memory_.page_fd(), memory_.bell_fd(), options.log_levels,
                             options.log_format, options.network});
-  if (process.status().code() == StatusCode::kResourceExhausted) return start_later(process.status());
+  if (process.status().code() == StatusCode::kResourceExhausted) {
+    last_exit_ = process.status().message();
+    // There is no space for another process now, on the machine or within this process's limits.
+    if (start_after(std::max<std::uint64_t>(options.backoff_min_ms * kMsNs, kStartLaterNs))) {
+      record_event(EventKind::kOther, LogLevel::kError, "engine not started yet",
+                   {{"device", name_}, {"reason", last_exit_}});
+    }
+    return;
+  }
   if (!process.ok()) {
     last_exit_ = process.status().message();
     record_event(EventKind::kEngineDied, LogLevel::kError, "engine not started",
@@ -91,11 +125,11 @@ void Engine::start() {
 }
 
 void Engine::send_stop() {
-  if (has_process()) (void)running()->process->send_stop();
+  if (running() != nullptr) (void)running()->process->send_stop();
 }
 
 void Engine::on_link(std::uint32_t events) {
-  if (!has_process()) return;
+  if (running() == nullptr) return;
   if ((events & EPOLLOUT) != 0) after_send(running()->process->flush());
   if ((events & (EPOLLIN | EPOLLHUP | EPOLLERR)) != 0) read_link();
 }
@@ -144,7 +178,7 @@ void Engine::on_ready(const Packet& packet) {
 void Engine::on_device_failed() {
   if (!is_ready() || context_.stopping) return;
   running()->stage = Stage::kDeviceFailed;
-  clear_page();
+  memory_.clear();
   context_.host.engine_down(
       device_, "the engine of " + name_ + " (pid " + std::to_string(pid()) + ") ended: its device has failed",
       EngineEnd::kDeviceFailed);
@@ -183,7 +217,7 @@ void Engine::kill(const std::string& why) {
 }
 
 void Engine::kill_unless_stopped(const std::string& why) {
-  if (!has_process() || is_stopped(why)) return;
+  if (running() == nullptr || is_stopped(why)) return;
   if (context_.loop.now_ns() >= running()->spared_until_ns) kill(why);
 }
 
@@ -233,10 +267,15 @@ void Engine::on_exit() {
   if (!ended.restart_wanted) last_exit_ = *how;
   const bool out_of_memory = !ended.restart_wanted && *how == kKilled && ended.kill_reason.empty() &&
                              context_.oom.grew_lately(context_.loop.now_ns());
-  const std::string hint = planned || !ended.kill_reason.empty() ? "" : hint_at_cause(out_of_memory);
-  clear_page();
+  const std::string hint =
+      planned || !ended.kill_reason.empty() ? "" : hint_at_cause(*how, out_of_memory, memory_.page());
+  memory_.clear();
   if (context_.stopping) return;
-  if (code == abi::kExitDeviceBusy) return wait_for_device();
+  if (code == abi::kExitDeviceBusy) {
+    // After a fault, MPS accepts no process until every process that was part of it has gone.
+    if (start_after(kTryAgainNs)) context_.host.engine_waits(device_);
+    return;
+  }
   // An operator's own restart is no death.
   record_event(ended.restart_wanted ? EventKind::kOther : EventKind::kEngineDied,
                ended.restart_wanted ? LogLevel::kInfo : LogLevel::kError,
@@ -257,47 +296,13 @@ void Engine::on_exit() {
   if (for_network) ++restarts_;
 }
 
-std::string Engine::hint_at_cause(bool out_of_memory) const {
-  if (out_of_memory) return kOom;
-  if (last_exit_ == kKilled) return kPerhapsOom;
-  const std::string far = connecting_to(page().far);
-  return far.empty() ? "" : ", while it connected to " + far;
-}
-
-// Clears what peers read in the page, so that it does not mislead them while nobody writes it.
-void Engine::clear_page() {
-  auto* const page = page_.as<abi::EnginePage>();
-  page->sleep.sleeping.store(0, std::memory_order_release);
-  for (abi::OpView& op : page->ops) op.ticket.store(0, std::memory_order_release);
-  for (abi::StatisticsRow& row : page->sessions.rows) row.key.store(0, std::memory_order_release);
-  for (abi::StatisticsRow& row : page->members.rows) row.key.store(0, std::memory_order_release);
-  for (abi::FarRow& row : page->far.rows)
-    row.state.store(static_cast<std::uint32_t>(abi::FarState::kIdle), std::memory_order_relaxed);
-}
-
-bool Engine::may_say_busy() {
+// Starts the engine later. That it can't be started now does not count as a death of the engine.
+bool Engine::start_after(std::uint64_t delay_ns) {
   const std::uint64_t now = context_.loop.now_ns();
+  life_ = Down{now + delay_ns};
   if (now < say_busy_ns_) return false;
   say_busy_ns_ = now + kSayBusyNs;
   return true;
-}
-
-// There is no space for another process now, on the machine or within this process's limits. That does not
-// count as a death of the engine.
-void Engine::start_later(const Status& status) {
-  last_exit_ = status.message();
-  life_ = Down{context_.loop.now_ns() +
-               std::max<std::uint64_t>(context_.options.backoff_min_ms * kMsNs, kStartLaterNs)};
-  if (!may_say_busy()) return;
-  record_event(EventKind::kOther, LogLevel::kError, "engine not started yet",
-               {{"device", name_}, {"reason", last_exit_}});
-}
-
-// After a fault, MPS accepts no process until every process that was part of it has gone. That does not count
-// as a death of the engine, which never ran.
-void Engine::wait_for_device() {
-  life_ = Down{context_.loop.now_ns() + kTryAgainNs};
-  if (may_say_busy()) context_.host.engine_waits(device_);
 }
 
 // A death for want of memory says nothing of the device. It is not counted, and memory may come back.
@@ -329,7 +334,7 @@ void Engine::check_alive() {
   Running* const now = running();
   if (now == nullptr || now->next == Running::Next::kReap) return;
   const bool stopped = is_stopped("a regular look");
-  const std::uint64_t beat = is_ready() ? page().heartbeat_ns.load(std::memory_order_relaxed) : 0;
+  const std::uint64_t beat = is_ready() ? memory_.page().heartbeat_ns.load(std::memory_order_relaxed) : 0;
   // An engine that continues after a stop has its whole time again.
   if (std::exchange(now->beat, beat) != beat || stopped) now->beat_since_ns = context_.loop.now_ns();
   const std::uint64_t age_ms = (context_.loop.now_ns() - now->beat_since_ns) / kMsNs;
@@ -366,7 +371,7 @@ std::uint64_t Engine::next_due_ns() const {
 DeviceState Engine::state() const {
   if (std::holds_alternative<Failed>(life_)) return DeviceState::kFailed;
   if (is_ready()) return DeviceState::kReady;
-  const bool first = has_process() && running()->stage == Stage::kStarting && num_starts_ == 1;
+  const bool first = running() != nullptr && running()->stage == Stage::kStarting && num_starts_ == 1;
   return first ? DeviceState::kStarting : DeviceState::kRestarting;
 }
 
@@ -385,7 +390,7 @@ DeviceState Engine::state_now() const {
 
 // Until the engine's first heartbeat the page shows that of the former engine.
 std::uint64_t Engine::last_sign_ns() const {
-  const std::uint64_t beat = page().heartbeat_ns.load(std::memory_order_relaxed);
+  const std::uint64_t beat = memory_.page().heartbeat_ns.load(std::memory_order_relaxed);
   return is_ready() ? std::max(running()->ready_ns, beat) : beat;
 }
 
@@ -396,7 +401,7 @@ std::uint64_t Engine::heartbeat_age_ms() const {
 }
 
 bool Engine::loop_advanced() {
-  const std::uint64_t loops = page().loops.load(std::memory_order_relaxed);
+  const std::uint64_t loops = memory_.page().loops.load(std::memory_order_relaxed);
   return std::exchange(loops_seen_, loops) != loops || !is_ready();
 }
 

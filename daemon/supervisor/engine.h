@@ -74,9 +74,26 @@ struct FleetContext {
   bool stopping = false;  // nothing is started any more
 };
 
+// The memory of an engine that outlives its processes: the page that it writes, and its bell.
+class EngineMemory {
+ public:
+  static Result<EngineMemory> make();
+  // Valid at the same address as long as the engine lives. Any thread may read it.
+  const abi::EnginePage& page() const { return *page_.as<abi::EnginePage>(); }
+  int page_fd() const { return page_fd_.get(); }
+  int bell_fd() const { return bell_.get(); }
+  // Clears the parts of the page that peers read, so that they mislead nobody while no engine writes them.
+  void clear();
+
+ private:
+  UniqueFd page_fd_;
+  Mapping page_;
+  UniqueFd bell_;
+};
+
 class Engine {
  public:
-  // Makes the page and the bell.
+  // Makes its memory.
   static Result<std::unique_ptr<Engine>> make(FleetContext& context, std::uint32_t device, std::string name);
   Engine(const Engine&) = delete;
   ~Engine();
@@ -109,18 +126,15 @@ class Engine {
   const std::string& far_address() const { return far_address_; }
   DeviceState state() const;
   bool is_ready() const { return running() != nullptr && running()->stage == Stage::kReady; }
-  bool has_process() const { return running() != nullptr; }
   bool is_being_killed() const { return running() != nullptr && !running()->kill_reason.empty(); }
   // kStopped instead of kReady if the engine was stopped at the last look. Costs nothing.
   DeviceState seen_state() const;
   // The same after another look at the process.
   DeviceState state_now() const;
-  const EngineProcess* process() const { return has_process() ? running()->process.get() : nullptr; }
-  std::int32_t pid() const { return has_process() ? running()->process->pid() : 0; }  // 0: no process
-  int page_fd() const { return page_fd_.get(); }
-  int bell_fd() const { return bell_.get(); }
-  // At the same address as long as the engine lives. Any thread may read it.
-  const abi::EnginePage& page() const { return *page_.as<abi::EnginePage>(); }
+  // Null: no process runs.
+  const EngineProcess* process() const { return running() ? running()->process.get() : nullptr; }
+  std::int32_t pid() const { return running() ? running()->process->pid() : 0; }  // 0: no process
+  const EngineMemory& memory() const { return memory_; }
   std::uint32_t restarts() const { return restarts_; }
   // For example "signal 9" or "exit 1"; "" if there was none.
   const std::string& last_exit() const { return last_exit_; }
@@ -175,22 +189,16 @@ class Engine {
   void after_send(const Status& status);
   void on_exit();
   bool is_stopped(const std::string& noticed_by);
-  void start_later(const Status& status);
-  void wait_for_device();
+  // Returns whether to say so: that is said every few seconds.
+  bool start_after(std::uint64_t delay_ns);
   void schedule_restart(std::uint64_t started_ns, EngineEnd end);
-  // Words after those on how it ended, or "".
-  std::string hint_at_cause(bool out_of_memory) const;
-  bool may_say_busy();
-  void clear_page();
   // When the engine last showed that its loop runs; 0: never.
   std::uint64_t last_sign_ns() const;
 
   FleetContext& context_;
   const std::uint32_t device_;
   const std::string name_;
-  UniqueFd page_fd_;
-  Mapping page_;
-  UniqueFd bell_;
+  EngineMemory memory_;
   std::variant<Down, Running, Failed> life_{Down{0}};
   std::uint32_t num_starts_ = 0;
   std::uint32_t max_sms_ = 0;

@@ -43,7 +43,7 @@ std::uint64_t EngineFleet::next_due_ns() const {
   std::uint64_t due = next_check_ns_;
   if (context_.stopping) {
     const bool killed = std::all_of(engines_.begin(), engines_.end(), [](const auto& engine) {
-      return !engine->has_process() || engine->is_being_killed();
+      return engine->process() == nullptr || engine->is_being_killed();
     });
     due = killed ? std::numeric_limits<std::uint64_t>::max() : kill_all_ns_;
   }
@@ -59,7 +59,7 @@ void EngineFleet::stop(std::uint32_t grace_ms) {
 
 bool EngineFleet::all_stopped() const {
   return std::none_of(engines_.begin(), engines_.end(),
-                      [](const auto& engine) { return engine->has_process(); });
+                      [](const auto& engine) { return engine->process() != nullptr; });
 }
 
 bool EngineFleet::all_settled() const {
@@ -76,7 +76,7 @@ bool EngineFleet::all_loops_advanced() {
 std::uint64_t EngineFleet::queued_descriptors() const {
   std::uint64_t count = 0;
   for (const auto& engine : engines_)
-    count += engine->has_process() ? engine->process()->queued_descriptors() : 0;
+    count += engine->process() != nullptr ? engine->process()->queued_descriptors() : 0;
   return count;
 }
 

@@ -88,7 +88,8 @@ void Orders::send_rank(membership::EngineId to, std::uint64_t group_id,
   }
   const std::uint32_t its_device = rank.engine.device;
   const std::vector<int> fds = {arenas->user.get(), arenas->exchange.get(),
-                                rooms_.fleet[its_device].bell_fd(), rooms_.fleet[its_device].page_fd()};
+                                rooms_.fleet[its_device].memory().bell_fd(),
+                                rooms_.fleet[its_device].memory().page_fd()};
   rooms_.fleet[to.device].send(abi::LinkType::kGroupRank,
                                abi::GroupRank{group_id, rank.rank, its_device, rank.active_since, to.node},
                                fds);

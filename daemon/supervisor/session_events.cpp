@@ -54,7 +54,7 @@ std::uint64_t SessionEvents::ending_sessions(std::uint32_t uid) const {
 }
 
 int SessionEvents::engine_bell(std::uint32_t device) const {
-  return rooms_.fleet[device].bell_fd();
+  return rooms_.fleet[device].memory().bell_fd();
 }
 
 void SessionEvents::session_opened(const Session& session) {
