@@ -78,7 +78,7 @@ struct FleetContext {
 class EngineMemory {
  public:
   static Result<EngineMemory> make();
-  // Valid at the same address as long as the engine lives. Any thread may read it.
+  // Mapped at one address until the fleet is destroyed. Any thread may read it.
   const abi::EnginePage& page() const { return *page_.as<abi::EnginePage>(); }
   int page_fd() const { return page_fd_.get(); }
   int bell_fd() const { return bell_.get(); }
@@ -107,8 +107,8 @@ class Engine {
   // Asks the process to end.
   void send_stop();
   void kill(const std::string& why);
-  // For an engine that does not answer. An engine that somebody has stopped (SIGSTOP, a debugger) can't
-  // answer: it is left alone, which is logged once for each time. It has a second to answer when it
+  // Kills an engine that does not answer, unless somebody has stopped it (SIGSTOP, a debugger): a stopped
+  // engine can't answer. That is logged once for each stop. The engine has a second to answer when it
   // continues.
   void kill_unless_stopped(const std::string& why);
   // Starts the engine again, whatever its state, as an operator wants. That is no death, and former deaths no
@@ -189,7 +189,7 @@ class Engine {
   void after_send(const Status& status);
   void on_exit();
   bool is_stopped(const std::string& noticed_by);
-  // Returns whether to say so: that is said every few seconds.
+  // Plans the next start. Returns whether its delay is to be logged, which it is every few seconds.
   bool start_after(std::uint64_t delay_ns);
   void schedule_restart(std::uint64_t started_ns, EngineEnd end);
   // When the engine last showed that its loop runs; 0: never.
